@@ -37,18 +37,24 @@ def check(device: Device, n: int, n_experts: int, top_k: int, *, corrected: bool
     np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE * how["scale"])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("sigmoid", "corrected", "renormalize"),
-    [(True, True, True), (True, True, False), (True, False, False), (False, False, False), (False, False, True)],
-)
-@pytest.mark.parametrize(
-    ("n", "n_experts", "top_k", "groups"),
-    [
-        (3, 64, 4, (1, 1, 2)),  # GLM-4.7-Flash
-        (2, 256, 8, (8, 4, 2)),  # DeepSeek-V3
-        (2, 160, 6, (8, 3, 1)),  # DeepSeek-V2
-        pytest.param(5, 20, 3, (5, 2, 2), marks=small),
-        (2, 6, 2, (6, 3, 2)),  # groups of one
+    ("n", "n_experts", "top_k", "groups", "sigmoid", "corrected", "renormalize"),
+    [  # each size with both values of all three, and each three of them
+        *(
+            (*size, *how)
+            for size in [
+                (3, 64, 4, (1, 1, 2)),  # GLM-4.7-Flash
+                (2, 256, 8, (8, 4, 2)),  # DeepSeek-V3
+                (2, 160, 6, (8, 3, 1)),  # DeepSeek-V2
+            ]
+            for how in [(True, True, True), (False, False, False)]
+        ),
+        *(
+            pytest.param(*size, *how, marks=marks)
+            for size, marks in [((5, 20, 3, (5, 2, 2)), [small]), ((2, 6, 2, (6, 3, 2)), [])]  # the last: groups of one
+            for how in [(True, True, False), (True, False, False), (False, False, True)]
+        ),
     ],
 )
 def test_choose_scored_experts(
