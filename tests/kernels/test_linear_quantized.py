@@ -145,19 +145,12 @@ def check_prefill(
 
 
 @pytest.mark.matrix
-# The portable variants read values as `embed` does, which test_pack_weight has for every format.
 @pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
-@pytest.mark.parametrize("variant", ["cpu"])
-def test_decode_on_a_cpu(target: Device, dtype: str, exact: bool) -> None:
+@pytest.mark.parametrize("variant", ["cpu", "portable"])
+def test_decode(target: Device, dtype: str, exact: bool) -> None:
     check_decode(target, dtype, 131, 768, exact=exact)
-
-
-@pytest.mark.parametrize("dtype", ["q4_0", "q5_k", "q6_k"])
-@pytest.mark.parametrize("variant", ["portable"])
-def test_decode_elsewhere(target: Device, dtype: str) -> None:
-    check_decode(target, dtype, 131, 768)
 
 
 @pytest.mark.matrix
@@ -170,7 +163,7 @@ def test_decode_elsewhere(target: Device, dtype: str) -> None:
 )
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_decode_with_dot_products(target: Device, dtype: str, exact: bool) -> None:
-    """With exact activations there are none: these are the kernels of test_decode_elsewhere."""
+    """With exact activations there are none: these are the portable kernels."""
     check_decode(target, dtype, 131, 768, exact=exact)
 
 
@@ -241,15 +234,9 @@ def test_decode_of_few_columns(target: Device) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
-@pytest.mark.parametrize("variant", ["cpu"])
-def test_prefill_on_a_cpu(target: Device, dtype: str, exact: bool) -> None:
+@pytest.mark.parametrize("variant", ["cpu", "portable"])
+def test_prefill(target: Device, dtype: str, exact: bool) -> None:
     check_prefill(target, dtype, 13, 64, 512, exact=exact)
-
-
-@pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
-@pytest.mark.parametrize("variant", ["portable"])
-def test_prefill_elsewhere(target: Device, dtype: str) -> None:
-    check_prefill(target, dtype, 13, 64, 512)
 
 
 @pytest.mark.parametrize("dtype", QUANTIZED)
