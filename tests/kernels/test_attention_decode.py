@@ -221,7 +221,7 @@ def decode_launches(device: Device, n_splits: int) -> list[Launch]:
     return attention_decode(device, shape, *[buffer] * 2, step, *[buffer] * 5, n_splits=n_splits)
 
 
-@pytest.mark.parametrize("n_splits", [1, 7])
+@pytest.mark.parametrize("n_splits", [7, 1])
 def test_the_last_place_of_the_cache(target: Device, n_splits: int) -> None:
     check(target, "float32", (9, 3, 64), CAPACITY, n_splits)
 

@@ -13,9 +13,9 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Device
 
-ROWS, K = 128, 512
+ROWS, K = 128, 768
 PART_TILES = 4  # in each of two buffers, which share their programs
-WHOLE = 131, 768  # rows and columns of a weight in one buffer, as other tests of products have
+WHOLE = 131, K  # rows and columns of a weight in one buffer, as other tests of products have
 N = 19  # tokens: two blocks of 8, and more than 2 of a third
 EPS = 1e-5
 
@@ -37,7 +37,7 @@ class Problem:
 
     def __init__(self, device: Device, dtype: str, epilogue: str, norm: bool, rows: int = ROWS, k: int = K):
         rng = np.random.default_rng(1)
-        self.device, self.epilogue = device, epilogue
+        self.device, self.epilogue, self.eps = device, epilogue, EPS if norm else 0.0
         self.weight = make_weight(device, dtype, rows, k, epilogue in GATES)
         self.x = rng.standard_normal((N, k)).astype(np.float32)
         self.norm = device.upload(rng.standard_normal(k).astype(np.float32), "norm") if norm else None
@@ -56,7 +56,7 @@ class Problem:
             step,
             norm=self.norm,
             normed=poisoned(self.device, x.shape),
-            eps=EPS,
+            eps=self.eps,
             epilogue=self.epilogue,
             max_rows=max_rows,
         )
@@ -67,7 +67,7 @@ class Problem:
         """The bits of linear_decode for a row."""
         step, out = step_state_at(self.device, position=3, n_tokens=1), with_poison(self.device, self.before[row])
         x = with_poison(self.device, self.x[row])
-        run(linear_decode(self.device, self.weight, x, out, step, norm=self.norm, eps=EPS, epilogue=self.epilogue))
+        run(linear_decode(self.device, self.weight, x, out, step, norm=self.norm, eps=self.eps, epilogue=self.epilogue))
         return read_guarded(self.device, out, np.int32, self.before[row].shape)
 
 

@@ -95,7 +95,7 @@ def check_decode(
         out,
         step_state_at(device, position=5, n_tokens=3),
         norm=with_poison(device, norm_weight.astype(np.float32)) if norm else None,
-        eps=EPS,
+        eps=EPS if norm else 0.0,
         epilogue=epilogue,
     )
     run(launches)

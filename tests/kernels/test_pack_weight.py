@@ -28,31 +28,31 @@ def test_values_are_those_of_the_file(device: Device, dtype: str, rows: int) -> 
 
 @pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
 def test_rotary_rows_find_their_place(device: Device, dtype: str) -> None:
-    source = random_rows(QUANTIZED[dtype].format, 96, 256)
-    weight = quantized_weight(device, 192, 256, dtype, tiles_per_part=4)
+    source = random_rows(QUANTIZED[dtype].format, 96, 512)
+    weight = quantized_weight(device, 192, 512, dtype, tiles_per_part=4)
     load(device, weight, source, first_row=96, head_dim=32, rotary_dim=32, rope_interleaved=True)
     np.testing.assert_array_equal(values_of(device, weight)[96:], reference.unpermute_rope_rows(source.values(), 3))
 
 
 def test_alternating_tiles(device: Device) -> None:
-    gate, up = random_rows("Q4_0", 48, 64, seed=1), random_rows("Q4_0", 48, 64, seed=2)
-    weight = quantized_weight(device, 96, 64, "q4_0", tiles_per_part=2)
+    gate, up = random_rows("Q4_0", 48, 512, seed=1), random_rows("Q4_0", 48, 512, seed=2)
+    weight = quantized_weight(device, 96, 512, "q4_0", tiles_per_part=2)
     load(device, weight, gate, tile_step=2)
     load(device, weight, up, tile_step=2, tile_offset=1)
-    tiles = values_of(device, weight).reshape(3, 2, TILE_ROWS, 64)
-    np.testing.assert_array_equal(tiles[:, 0].reshape(48, 64), gate.values())
-    np.testing.assert_array_equal(tiles[:, 1].reshape(48, 64), up.values())
+    tiles = values_of(device, weight).reshape(3, 2, TILE_ROWS, 512)
+    np.testing.assert_array_equal(tiles[:, 0].reshape(48, 512), gate.values())
+    np.testing.assert_array_equal(tiles[:, 1].reshape(48, 512), up.values())
 
 
 def test_parts_of_several_types(device: Device) -> None:
-    sources = [random_rows("Q4_K", 32, 256), random_rows("Q6_K", 16, 256), random_rows("BF16", 17, 256)]
-    weight = alloc_weight(device, "mixed", 65, 256, [(32, "q4_k"), (16, "q6_k"), (17, "bfloat16")])
+    sources = [random_rows("Q4_K", 32, 512), random_rows("Q6_K", 16, 512), random_rows("BF16", 17, 512)]
+    weight = alloc_weight(device, "mixed", 65, 512, [(32, "q4_k"), (16, "q6_k"), (17, "bfloat16")])
     first = 0
     for source in sources:
         assert not load_mixed(device, weight, source, first).any()
         first += source.shape[0]
     assert weight.dtype == "mixed"
-    assert weight.nbytes == weight_bytes(32, 256, "q4_k") + weight_bytes(16, 256, "q6_k") + 2 * 32 * 256
+    assert weight.nbytes == weight_bytes(32, 512, "q4_k") + weight_bytes(16, 512, "q6_k") + 2 * 32 * 512
     np.testing.assert_array_equal(values_of(device, weight), np.concatenate([s.values() for s in sources]))
 
 

@@ -80,8 +80,8 @@ def test_heads(target: Device, n_q_heads: int, n_kv_heads: int, head_dim: int) -
 @small
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_few_tokens(target: Device, dtype: str) -> None:
-    check(target, dtype, 3, 1, 32, 3, 14)
+    check(target, dtype, 4, 2, 32, 3, 14)
 
 
 def test_the_cache_can_be_filled_to_its_end(target: Device) -> None:
-    check(target, "float32", 2, 1, 32, 17, CAPACITY - 17)
+    check(target, "float32", 4, 2, 32, 17, CAPACITY - 17)
