@@ -118,9 +118,9 @@ def check(
     ("dtype", "heads", "n_splits"),
     [
         pytest.param("float32", (4, 1, 32), 1, marks=small),
-        pytest.param("float16", (9, 3, 64), 1, marks=heavy),
+        pytest.param("float16", (9, 3, 64), 1, marks=[heavy, full]),
         ("float16", (3, 3, 32), 3),
-        pytest.param("bfloat16", (8, 1, 128), 2, marks=heavy),
+        pytest.param("bfloat16", (8, 1, 128), 2, marks=[heavy, full]),
     ],
 )
 @pytest.mark.parametrize("kv_len", [1, 33, 577])

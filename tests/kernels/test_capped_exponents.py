@@ -30,10 +30,17 @@ __kernel void f(__global const float* s, __global float4* out, const float from,
 """
 
 
+def kernel_of(device: Device, cap: float, scale: float) -> cl.Kernel:
+    mods = bind_mods(device, *trace_mods(masks.soft_cap(cap), None))
+    macros = "".join(line for line in mods.prelude.splitlines(keepends=True) if "SCORE_" in line or "CAP" in line)
+    source = f"#define SCALE {scale!r}f\n{macros}{SOURCE}{read_source('nvidia/capped_exponents.cl')}{KERNEL}"
+    program = cl.Program(device.context, source).build(["-cl-std=CL1.2", "-cl-denorms-are-zero", "-w"], cache_dir=False)
+    return cl.Kernel(program, "f")
+
+
 def computed(
     device: Device,
-    cap: float,
-    scale: float,
+    kernel: cl.Kernel,
     scores: np.ndarray,
     start: float,
     before: float = -np.inf,
@@ -41,13 +48,9 @@ def computed(
 ) -> np.ndarray:
     """[scores, 4] in float64: near exponent and far exponent less `start`; the near one or `before`, if that is larger;
     and whether the near one does for a row whose largest score that is, if its largest exponent is `least` or more."""
-    mods = bind_mods(device, *trace_mods(masks.soft_cap(cap), None))
-    macros = "".join(line for line in mods.prelude.splitlines(keepends=True) if "SCORE_" in line or "CAP" in line)
-    source = f"#define SCALE {scale!r}f\n{macros}{SOURCE}{read_source('nvidia/capped_exponents.cl')}{KERNEL}"
-    program = cl.Program(device.context, source).build(["-cl-std=CL1.2", "-cl-denorms-are-zero", "-w"], cache_dir=False)
     given, out = device.upload(scores.astype(np.float32), "scores"), device.alloc(16 * len(scores), "exponents")
     numbers = [np.float32(x) for x in (start, before, least)]
-    cl.Kernel(program, "f")(device.queue, scores.shape, None, given.cl, out.cl, *numbers)
+    kernel(device.queue, scores.shape, None, given.cl, out.cl, *numbers)
     return device.read(out, np.float32, (len(scores), 4)).astype(np.float64)
 
 
@@ -56,7 +59,8 @@ def computed(
 def test_near_and_far(device: Device, cap: float, scale: float) -> None:
     x = np.concatenate([np.linspace(-8, 8, 2001), [1e-6, 1e3, -1e3, -np.inf]])
     scores = (x * cap / scale).astype(np.float32)
-    near, far, largest, is_near = computed(device, cap, scale, scores, start=3.0).T
+    kernel = kernel_of(device, cap, scale)
+    near, far, largest, is_near = computed(device, kernel, scores, start=3.0).T
     x = scores.astype(np.float64) * scale / cap
     exponent = cap * LOG2E * np.tanh(x)
     rounding = 1e-6 * cap
@@ -72,7 +76,7 @@ def test_near_and_far(device: Device, cap: float, scale: float) -> None:
     negligible = float(np.float32(cap * LOG2E * (17.0 / cap - 0.635)))
     assert np.array_equal(is_near, (x < 0.75) & (largest >= negligible) & seen)
     for before, least in ((-np.inf, 0.0), (1.0, 0.0), (-1.0, 0.0), (negligible - 1.0, -1e9), (negligible + 1.0, -1e9)):
-        *_, largest, is_near = computed(device, cap, scale, scores, 3.0, before, least).T
+        *_, largest, is_near = computed(device, kernel, scores, 3.0, before, least).T
         assert (largest >= np.float32(before)).all()
         assert np.array_equal(is_near, (x < 0.75) & (largest >= max(negligible, least)) & (seen | (before >= least)))
 
@@ -82,7 +86,7 @@ def test_near_and_far(device: Device, cap: float, scale: float) -> None:
 def test_caps_without_a_polynomial(device: Device, cap: float, scale: float) -> None:
     """Small ones, where keys far below a row's largest score still count; and large ones, whose coefficients vanish."""
     scores = np.linspace(-10, 10, 401) * cap / scale
-    _, far, _, is_near = computed(device, cap, scale, scores, start=0.0).T
+    _, far, _, is_near = computed(device, kernel_of(device, cap, scale), scores, start=0.0).T
     assert not is_near.any()
     assert np.abs(far / (cap * LOG2E) - np.tanh(scores * scale / cap)).max() < 1e-6
 

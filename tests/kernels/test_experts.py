@@ -243,10 +243,8 @@ def test_every_token_has_its_experts(target: Device, n: int) -> None:
     check_down(target, "float16", 96, 64, n=n)
 
 
-@pytest.mark.parametrize(
-    ("f", "k", "top_k", "in_blocks_alone"),
-    [(144, 96, 3, False), pytest.param(64, 160, 4, True, marks=pytest.mark.full)],
-)
+@pytest.mark.full
+@pytest.mark.parametrize(("f", "k", "top_k", "in_blocks_alone"), [(144, 96, 3, False), (64, 160, 4, True)])
 def test_several_blocks_of_an_expert(target: Device, f: int, k: int, top_k: int, in_blocks_alone: bool) -> None:
     """Of 300 tokens an expert has 150 or 200 slots: matrix units take two blocks, then others. Tiles are left over."""
     many: dict[str, Any] = {"n": 300, "top_k": top_k, "in_blocks_alone": in_blocks_alone}

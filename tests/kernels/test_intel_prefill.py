@@ -63,7 +63,7 @@ def test_epilogue(target: Device, epilogue: str, rows: int) -> None:
 
 @intel
 def test_split_weight(target: Device) -> None:
-    check(target, "float16", 13, 96, 80, "swiglu", tiles_per_part=4)
+    check(target, "float16", 13, 128, 80, "swiglu", tiles_per_part=4)
 
 
 def xmx(entry: DeviceEntry) -> DeviceEntry:

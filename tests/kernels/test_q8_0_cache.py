@@ -35,7 +35,7 @@ small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
 CASES = [  # heads; whether queries stay exact where the device would round them
     ((3, 3, 32), False),
     ((9, 3, 64), True),
-    pytest.param((8, 1, 128), False, marks=heavy),
+    pytest.param((8, 1, 128), False, marks=[heavy, pytest.mark.full]),
 ]
 
 
