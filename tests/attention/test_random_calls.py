@@ -8,7 +8,8 @@ take minutes: LLMCL_TEST_RANDOM_CALLS=200 adds so many.
 from __future__ import annotations
 
 import os
-from itertools import combinations
+from functools import cache
+from itertools import combinations, product
 from typing import Any
 
 import numpy as np
@@ -77,11 +78,35 @@ def random_calls(seed: int, count: int) -> list[dict[str, Any]]:
     return [{name: values[rng.integers(len(values))] for name, values in VALUES.items()} for _ in range(count)]
 
 
-def calls(seed: int, among: int = 300) -> list[dict[str, Any]]:
-    """Of random calls as many as have each pair of values that any of them has."""
-    found = random_calls(seed, among)
-    pairs = {i: {*combinations(call.items(), 2)} for i, call in enumerate(found)}
-    return [found[i] for i in sorted(covering(pairs))]
+@cache
+def calls(seed: int, tries: int = 5) -> list[dict[str, Any]]:
+    """Few that have each pair of values: each the one of some tries that has most of those still missing.
+
+    A try starts with a missing pair. The other parameters, in random order, get the value that adds most.
+    """
+    rng = np.random.default_rng(seed)
+    items = [[(name, value) for value in values] for name, values in VALUES.items()]
+    missing = [frozenset(pair) for one, other in combinations(items, 2) for pair in product(one, other)]
+    found = []
+    while missing:
+        left = frozenset(missing)
+        candidates = []
+        for _ in range(tries):
+            call = dict(missing[rng.integers(len(missing))])
+            for i in rng.permutation(len(items)):
+                if items[i][0][0] not in call:
+                    added = [sum(frozenset((item, met)) in left for met in call.items()) for item in items[i]]
+                    best = np.flatnonzero(np.equal(added, max(added)))
+                    call.update([items[i][rng.choice(best)]])
+            candidates.append({name: call[name] for name in VALUES})
+        found.append(max(candidates, key=lambda call: len(left.intersection(pairs_of(call)))))
+        met_now = pairs_of(found[-1])
+        missing = [pair for pair in missing if pair not in met_now]
+    return found
+
+
+def pairs_of(call: dict[str, Any]) -> set[frozenset[tuple[str, Any]]]:
+    return {frozenset(pair) for pair in combinations(call.items(), 2)}
 
 
 def with_each_value() -> set[int]:
