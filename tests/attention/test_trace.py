@@ -267,25 +267,24 @@ DEVICE_MODS: dict[str, tuple[str, Any]] = {
 LANES = (1, 4, 16)
 
 
+@functools.cache
 def traced_mod(name: str) -> TracedMod:
     kind, mod = DEVICE_MODS[name]
-    return trace_mask_mod(mod) if kind == "mask_mod" else trace_score_mod(mod)
+    return trace_mask_mod(mod, prefix=name) if kind == "mask_mod" else trace_score_mod(mod, prefix=name)
 
 
-@functools.cache
-def run_on_device(device: Device, name: str) -> dict[int, np.ndarray[Any, Any]]:
-    """The mod's OpenCL C at each (b, h, q, kv) of the grid: float32 [B, H, Q, KV] for each of LANES."""
+def kernel_of(name: str) -> str:
+    """Functions of the mod for each of LANES, and a kernel of its name that writes their values one after the other."""
     traced = traced_mod(name)
     value_type = "int" if traced.kind == "mask_mod" else "float"
     captures = "".join(
         f", __global const {'float' if c.dtype == 'float32' else 'int'}* {c.name}" for c in traced.captures
     )
-
     names = "".join(f", {c.name}" for c in traced.captures)
 
     def function(lanes: int) -> str:
         vector = "" if lanes == 1 else str(lanes)
-        return f"""inline {value_type}{vector} value_of{lanes}(const float{vector} score, const int b, const int h,
+        return f"""inline {value_type}{vector} mod_{name}_of{lanes}(const float{vector} score, const int b, const int h,
             const int q_idx, const int{vector} kv_idx{captures}) {{ {traced.body(lanes)} }}"""
 
     def loop(lanes: int) -> str:
@@ -296,26 +295,38 @@ def run_on_device(device: Device, name: str) -> dict[int, np.ndarray[Any, Any]]:
             const int{vector} kv_idx = first + (int{vector})({lane_list});
             float{vector} score;
             for (int i = 0; i < {lanes}; ++i) ((float*)&score)[i] = scores[row * {KV} + first + i];
-            const {value_type}{vector} value = value_of{lanes}(score, b, h, q_idx, kv_idx{names});
+            const {value_type}{vector} value = mod_{name}_of{lanes}(score, b, h, q_idx, kv_idx{names});
             for (int i = 0; i < {lanes}; ++i) out[row * {KV} + first + i] = ((const {value_type}*)&value)[i];
         }}
         out += {B * H * Q * KV};
         }}"""
 
-    text = f"""
+    return f"""
     {" ".join(function(lanes) for lanes in LANES)}
-    __kernel void evaluate(__global const float* scores, __global float* out{captures}) {{
+    __kernel void mod_{name}(__global const float* scores, __global float* out{captures}) {{
         const int row = get_global_id(0), q_idx = row % {Q}, h = row / {Q} % {H}, b = row / {Q * H};
         {" ".join(loop(lanes) for lanes in LANES)}
     }}"""
+
+
+@functools.cache
+def program_on_device(device: Device, names: tuple[str, ...]) -> cl.Program:
+    text = read_source("common/common.cl") + "".join(map(kernel_of, names))
+    return cl.Program(device.context, text).build(["-cl-std=CL1.2", "-w"])
+
+
+@functools.cache
+def run_on_device(device: Device, name: str) -> dict[int, np.ndarray[Any, Any]]:
+    """The mod's OpenCL C at each (b, h, q, kv) of the grid: float32 [B, H, Q, KV] for each of LANES."""
     context, queue = device.context, device.queue
-    program = cl.Program(context, read_source("common/common.cl") + text).build(["-cl-std=CL1.2", "-w"])
+    # A CPU's compilers take longer to begin than for most mods; Mesa's goes through all kernels for each of them.
+    program = program_on_device(device, (name,) if device.entry.is_software else (*DEVICE_MODS,))
     flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
     result = np.empty((len(LANES), B, H, Q, KV), np.float32)
     out = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, size=result.nbytes)
-    inputs = [grid()[0].astype(np.float32), *(capture.array for capture in traced.captures)]
+    inputs = [grid()[0].astype(np.float32), *(capture.array for capture in traced_mod(name).captures)]
     buffers = [cl.Buffer(context, flags, hostbuf=array) for array in inputs]
-    cl.Kernel(program, "evaluate")(queue, (B * H * Q,), (1,), buffers[0], out, *buffers[1:])
+    cl.Kernel(program, f"mod_{name}")(queue, (B * H * Q,), (1,), buffers[0], out, *buffers[1:])
     cl.enqueue_copy(queue, result, out)
     return dict(zip(LANES, result, strict=True))
 
