@@ -6,12 +6,13 @@ import copy
 import dataclasses
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import pytest
 from programs import TINY_SHAPE, Run, run_llmcl
+from which_cases import not_chosen
 
 import llmcl
 from llmcl.cli import main
@@ -23,7 +24,7 @@ from llmcl.models.random_shapes import random_shape_config
 from llmcl.models.recurrent_blocks import kernels_of
 from llmcl.runtime.device import Device
 from llmcl.runtime.device_cache import DeviceCache
-from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.platforms import DeviceEntry, find_devices
 from llmcl.tools import device_report, doctor
 
 # A worker in which one kernel file is changed before it is compiled, or a check does something else.
@@ -70,25 +71,34 @@ def statuses(outcomes: Sequence[doctor.Outcome]) -> dict[str, str]:
     }
 
 
+ONE_DTYPE = "float16", "q4_k"  # and one whose products are other kernels
+
+
+def run_alone(monkeypatch: pytest.MonkeyPatch, wanted: Callable[[doctor.Check], bool]) -> None:
+    """All other checks count as those of variants that the device never chooses."""
+    supports = doctor.Check.supports_device
+    monkeypatch.setattr(
+        doctor.Check, "supports_device", lambda check, device: wanted(check) and supports(check, device)
+    )
+
+
 def test_every_form_that_a_device_gets_passes(
     cl_entry: DeviceEntry, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A fifth of the checks: a compiler may take a minute for all of them."""
+    """Where other variants are chosen than on the first device in every type; where the same are, in one."""
     if cl_entry.index == default_device.entry.index:
-        pytest.skip("test_json runs every check on this device")
-    of_float16 = "portable" if cl_entry.is_software else "cpu", "float16"
-    few = {
-        i: check
-        for i, check in enumerate(doctor.checks())
-        if check.variant_name == "shared" or (check.variant_name, check.dtype) == of_float16
-    }
-    monkeypatch.setattr(doctor, "checks", lambda: [*few.values()])
-    run = worker(more=f"few = [doctor.checks()[i] for i in {[*few]}]\ndoctor.checks = lambda: few")
-    outcomes = doctor.diagnose(cl_entry, worker=run)
+        pytest.skip("test_json runs the checks on this device")
+    unused = not_chosen(cl_entry)
+    same = unused == not_chosen(default_device.entry)
+
+    def wanted(check: doctor.Check) -> bool:
+        return check.variant_name != unused and (not same or check.dtype == "float16")
+
+    run_alone(monkeypatch, wanted)
+    outcomes = doctor.diagnose(cl_entry)
     failed = [(o.check.kernel, o.check.variant_name, o.check.dtype, o.status, o.detail) for o in outcomes]
     assert {row[3] for row in failed} <= {"pass", "not used"}, failed
-    in_use = [o for o in outcomes if o.in_use]
-    assert all(o.status == "pass" for o in in_use)
+    assert all(o.status == "pass" for o in outcomes if o.in_use and wanted(o.check))
     one_form_of_each_is_in_use([(o.check.kernel, o.check.dtype, o.in_use) for o in outcomes])
 
 
@@ -284,9 +294,19 @@ def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
 
 
 @pytest.mark.full
-def test_json(default_device: Device) -> None:
-    """A whole run of the command, with every check of the default device."""
-    done = run_llmcl("doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))
+def test_json(default_device: Device, run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command with every check of the default device, but of the variant that it does not choose in one type.
+
+    In the others that variant is checked on a device that chooses it, if there is one.
+    """
+    others = [entry for entry in find_devices() if entry.usable]
+    unused = not_chosen(default_device.entry)
+    if any(not_chosen(entry) != unused for entry in others):
+        run_alone(
+            monkeypatch,
+            lambda check: check.variant_name != unused or check.dtype in ONE_DTYPE or check.in_use(default_device),
+        )
+    done = run_here("llmcl", "doctor", "--format", "json", "-q", "--device", str(default_device.entry.index))
     assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["device"] == default_device.name
