@@ -8,6 +8,7 @@ import dataclasses
 import errno
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -235,6 +236,13 @@ def test_products_are_checked_timed_and_searched_from_their_default(
     fresh: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tune_products, "COLD_BYTES", 1 << 14)
+    if dtype in QUANTIZED:  # every other value, so that each is tried with one of these types
+        first, choices = 1 + (dtype == "q4_1"), PortableLinearDecode.choices
+
+        def some(row: PortableLinearDecode, device: Device, product: Product) -> dict[str, Sequence[int]]:
+            return {name: [x[0], *x[first::2]] for name, x in choices(row, device, product).items()}
+
+        monkeypatch.setattr(PortableLinearDecode, "choices", some)
     monkeypatch.setattr(tune_products, "product_sizes", lambda config: [ProductSize(40 * 16, 64, True)])
     decode, prefill = tune_products.tune_products(fresh, config_from_hf(SMALL_SHAPE), dtype, 5, variant="portable")
     assert [decode.kernel, prefill.kernel] == ["linear_decode", "linear_prefill"]
