@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from programs import Run
+from programs import TINY_SHAPE, Run
 
 import llmcl
 from llmcl import reference
@@ -201,12 +201,16 @@ def test_tiles_that_no_kernel_has_are_refused(
         ({"BLOCK_N": 24}, "BLOCK_N is 24; expected 16, 32 or 64"),
     ],
 )
-def test_kernel_options_are_checked(default_device: Device, options: dict[str, int], message: str) -> None:
+def test_kernel_options_are_checked(
+    default_device: Device, options: dict[str, int], message: str, tmp_path: Path
+) -> None:
     x = np.zeros((1, 1, 4, 16), np.float32)
     with pytest.raises(UsageError, match=message):
         flex_attention(x, x, x, kernel_options=options, device=default_device)
+    shape = tmp_path / "config.json"
+    shape.write_text(json.dumps(TINY_SHAPE))
     with pytest.raises(UsageError, match=message):
-        llmcl.load_random("smollm2-135m", device=default_device.entry.index, max_context=16, kernel_options=options)
+        llmcl.load_random(str(shape), device=default_device, max_context=16, kernel_options=options)
 
 
 SMALL_SHAPE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
