@@ -15,13 +15,13 @@ from llmcl.runtime.device import Device
 
 
 @pytest.mark.full
-def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
+def test_tables_in_every_format(default_device: Device, run_here: Run, tmp_path: Path) -> None:
     files = [tmp_path / f"out.{kind}" for kind in ("md", "csv", "json")]
     outputs = [
         x for flag, file in zip(("--markdown", "--csv", "--json"), files, strict=True) for x in (flag, str(file))
     ]
     device = str(default_device.entry.index)
-    done = run_script("bench_attention.py", "--quick", "-t", "1,4,7", "--device", device, *outputs)
+    done = run_here("bench_attention.py", "--quick", "-t", "1,4,7", "--device", device, *outputs)
     assert done.returncode == 0, done.stderr
     text = files[0].read_text()
     assert text == done.stdout
@@ -36,13 +36,16 @@ def test_tables_in_every_format(default_device: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_result_for_the_charts(default_device: Device, tmp_path: Path) -> None:
+def test_a_result_for_the_charts(
+    default_device: Device, run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And the table that it is of, the one that takes longest: PyTorch compiles its own kernels for it."""
     from plot_results import Panel, Result, table
 
     file, tables, device = tmp_path / "result.json", tmp_path / "tables.json", str(default_device.entry.index)
     outputs = ["--result", str(file), "--json", str(tables)]
-    done = run_script("bench_attention.py", "--quick", "-t", "6", "--device", device, *outputs)
+    monkeypatch.setattr("torch._inductor.config.compile_threads", 1)  # it would start processes that import PyTorch
+    done = run_here("bench_attention.py", "--quick", "-t", "6", "--device", device, *outputs)
     assert done.returncode == 0, done.stderr
     assert [(table["number"], len(table["rows"])) for table in json.loads(tables.read_text())["tables"]] == [(6, 2)]
     values = json.loads(file.read_text())
