@@ -13,11 +13,13 @@ from helpers import model_configs, random_weights, relative_error, save_folder, 
 import llmcl
 from llmcl.attention import masks, maximum
 from llmcl.errors import UsageError
+from llmcl.runtime.platforms import find_devices
 
 pytestmark = pytest.mark.separate_launches
 
 N_TOKENS = 90  # past the window, over several tiles of keys
 WINDOW = 20
+N_DECODED = 6
 distance_penalty = np.array([0.0, 0.5, 1.0, 2.0], np.float32)
 
 
@@ -26,7 +28,8 @@ def far_keys_count_less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> 
     return score - 0.05 * far * distance_penalty[far // 32]
 
 
-# As a GPU the same device gets the portable kernels.
+# For "gpu" a device that gets the portable kernels, or the same as if it were one: Mesa compiles them in a sixth of the
+# time that Intel's runtime takes.
 @pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.full)])
 @pytest.mark.parametrize("rule", ["window", "score"])
 def test_prefill_and_decode_follow_the_rule(
@@ -37,6 +40,8 @@ def test_prefill_and_decode_follow_the_rule(
     from llmcl.runtime import device as device_module
 
     entry = dataclasses.replace(default_device.entry, kind=kind)
+    if kind == "gpu":
+        entry = next((other for other in find_devices() if other.usable and other.is_software), entry)
     monkeypatch.setattr(device_module, "select_device", lambda request: entry)
     config = next(iter(model_configs().values()))
     weights = random_weights(config, seed=3)
@@ -58,8 +63,8 @@ def test_prefill_and_decode_follow_the_rule(
     with llmcl.load(str(folder), dtype="float32", max_context=128, **options) as llm:
         assert relative_error(llm.logits(ids), expected) < 1e-4
         llm.model.cache.truncate(llm.sequence, 0)
-        llm.model.prefill(llm.sequence, ids[:60])
-        for token in ids[60:]:
+        llm.model.prefill(llm.sequence, ids[:-N_DECODED])
+        for token in ids[-N_DECODED:]:
             llm.model.decode_token(llm.sequence, token)
         decoded = llm.device.read(llm.model.act.logits, np.float32, (config.vocab_size,))
         assert relative_error(decoded, expected[-1]) < 1e-4
