@@ -99,21 +99,27 @@ def same_document_torch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 @pytest.mark.matrix
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     "shape",
     [(1, 8, 8, 1, 1, 32), (2, 8, 1, 17, 17, 64), (1, 6, 2, 577, 577, 80), (2, 3, 1, 128, 200, 128)],
     ids=lambda s: "x".join(map(str, s)),
 )
-def test_equals_pytorch(default_device: Any, shape: Any, case: str, variant: Any) -> None:
+def test_equals_pytorch(default_device: Any, shape: Any, kv_dtype: str, case: str, variant: Any) -> None:
+    """Keys and values in half precision are rounded on both sides."""
     score_mod, mask_mod = CASES[case]
     q, k, v = inputs(shape)
+    k, v = k.astype(kv_dtype), v.astype(kv_dtype)
     block_mask = create_block_mask(mask_mod, None, None, q.shape[2], k.shape[2]) if mask_mod else None
-    expected, expected_lse = torch_result(q, k, v, score_mod, mask_mod)
+    expected, expected_lse = torch_result(q, k.astype(np.float32), v.astype(np.float32), score_mod, mask_mod)
     out, lse = flex_attention(
         q, k, v, score_mod, block_mask, enable_gqa=True, return_lse=True, device=default_device, variant=variant
     )
-    assert np.abs(out - expected).max() < TOLERANCE
-    assert np.abs(lse - expected_lse).max() < 1e-4
+    tolerance, of_lse = TOLERANCE, 1e-4
+    if kv_dtype == "float16":  # matrix units round queries and weights to half precision too
+        tolerance, of_lse = (rounded_operands(default_device, "float16", x, largest=4.0) for x in (tolerance, of_lse))
+    assert np.abs(out - expected).max() < tolerance
+    assert np.abs(lse - expected_lse).max() < of_lse
 
 
 @pytest.mark.each_device
@@ -124,23 +130,6 @@ def test_every_device(device: Any, variant: Any) -> None:
     expected, _ = torch_result(q, k, v, alibi, window)
     out = flex_attention(q, k, v, alibi, block_mask, enable_gqa=True, device=device, variant=variant)
     assert np.abs(out - expected).max() < TOLERANCE
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize(
-    "shape", [(1, 6, 2, 577, 577, 64), (2, 2, 1, 200, 200, 128)], ids=lambda s: "x".join(map(str, s))
-)
-def test_keys_and_values_in_half_precision(default_device: Any, shape: Any, case: str) -> None:
-    score_mod, mask_mod = CASES[case]
-    q, k, v = inputs(shape)
-    k, v = k.astype(np.float16), v.astype(np.float16)
-    block_mask = create_block_mask(mask_mod, None, None, q.shape[2], k.shape[2]) if mask_mod else None
-    expected, expected_lse = torch_result(q, k.astype(np.float32), v.astype(np.float32), score_mod, mask_mod)
-    out, lse = flex_attention(q, k, v, score_mod, block_mask, enable_gqa=True, return_lse=True, device=default_device)
-    # Matrix units round queries and weights to half precision too.
-    assert np.abs(out - expected).max() < rounded_operands(default_device, "float16", TOLERANCE, largest=4.0)
-    assert np.abs(lse - expected_lse).max() < rounded_operands(default_device, "float16", 1e-4, largest=4.0)
 
 
 @pytest.mark.parametrize("block_size", [16, 48, 128, (24, 64), (100, 32)])
