@@ -62,11 +62,16 @@ def test_a_device_that_cannot_take_times(default_device: Device) -> None:
 
 @pytest.mark.full
 def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two chunks of prefill and three steps, whose launches the device counts too."""
+    """Two chunks of prefill and three steps, whose launches the device counts too.
+
+    The device's own speed, which takes seconds, test_the_command measures.
+    """
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps({**TINY_SHAPE, "max_position_embeddings": 1024}))
     device = ProfilingDevice(cl_entry)
     monkeypatch.setattr("llmcl.models.model.prefill_chunk", lambda device: 64)
+    for peak in ("read_bandwidth", "arithmetic_peak"):
+        monkeypatch.setattr(f"llmcl.tools.profile.{peak}", lambda device: 1e9)
     with llmcl.load_random(str(shape), device=device, dtype="float32", max_context=100) as llm:
         result = profile(llm, 72, 3)
     calls = Counter((r.phase, r.name) for r in result.records)
