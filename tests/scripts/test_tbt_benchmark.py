@@ -203,12 +203,12 @@ def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[s
 
 
 @pytest.mark.full
-def test_the_demo_model_is_measured(tmp_path: Path) -> None:
+def test_the_demo_model_is_measured(tmp_path: Path, run_here: Run) -> None:
     output, picture = tmp_path / "rows.json", tmp_path / "tbt.png"
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     options = ["-m", "smollm2", "-p", "32", "-n", "8", "-d", "0,64", "-g", "8", "-r", "2", "--format", "json"]
     if not has_matplotlib:
-        refused = run_script("tbt_benchmark.py", *options, "--plot", str(picture))
+        refused = run_here("tbt_benchmark.py", *options, "--plot", str(picture))
         assert refused.returncode == 2 and "llmcl[plot]" in refused.stderr
     done = run_script(
         "tbt_benchmark.py", *options, "-o", str(output), *(["--plot", str(picture)] if has_matplotlib else [])
@@ -230,11 +230,13 @@ def test_the_demo_model_is_measured(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_random_weights_of_a_shape(tmp_path: Path) -> None:
+def test_random_weights_of_a_shape(tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the device's bandwidth, which the demo model's test measures: that takes seconds."""
+    monkeypatch.setattr(roofline, "read_bandwidth", lambda device: 1e9)
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
     sizes = "-p", "16", "-n", "4", "-d", "8", "-g", "4", "-r", "1"
-    done = run_script("tbt_benchmark.py", "--random", str(shape), "--dtype", "bfloat16", *sizes, "--format", "jsonl")
+    done = run_here("tbt_benchmark.py", "--random", str(shape), "--dtype", "bfloat16", *sizes, "--format", "jsonl")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["test"] for row in rows] == ["pp16", "tg4 @ d8", "gen4"]
