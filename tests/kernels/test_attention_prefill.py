@@ -277,6 +277,7 @@ def test_tile_sizes(
     check(target, "float16", heads, n, position, block_m=block_m, block_n=block_n, dv_tile=dv_tile)
 
 
+@pytest.mark.full
 @pytest.mark.matrix
 @pytest.mark.parametrize("variant", ["portable"])
 @pytest.mark.parametrize(

@@ -79,6 +79,7 @@ def test_a_small_model_has_the_bits_of_separate_launches(small: LLM) -> None:
     compare(small, 20, 8)
 
 
+@pytest.mark.full
 def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_launches, "ROUNDS", 2)
     monkeypatch.setattr(compare_launches, "STEPS", 3)

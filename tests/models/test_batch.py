@@ -123,7 +123,14 @@ def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Cal
 
 @pytest.mark.each_device
 @pytest.mark.matrix
-@pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "float16"), ("q4_0", "q8_0")])
+@pytest.mark.parametrize(
+    ("dtype", "kv_dtype"),
+    [
+        ("float32", "float32"),
+        pytest.param("bfloat16", "float16", marks=pytest.mark.full),
+        pytest.param("q4_0", "q8_0", marks=pytest.mark.full),
+    ],
+)
 def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) -> None:
     options = {"dtype": dtype, "kv_dtype": kv_dtype, "activation_dtype": "float32", "max_context": 192}
     with llmcl.load_random(shape, device=device, **options) as llm:  # type: ignore[arg-type]

@@ -29,7 +29,10 @@ GPU_SHAPE = {**SHAPE, "num_attention_heads": 6}
 PAGE, PAGES = 64, 16
 
 
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.full), "in 8 bits"])
+@pytest.fixture(
+    scope="module",
+    params=["as it is", *(pytest.param(how, marks=pytest.mark.full) for how in ("as a GPU", "in 8 bits"))],
+)
 def pair(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[LLM, LLM]]:

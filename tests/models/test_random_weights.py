@@ -50,7 +50,8 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
             assert not np.allclose(other.logits([1, 2, 3]), logits)
 
 
-@pytest.mark.parametrize("dtype", ["q4_0", pytest.param("q6_k", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
 def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "config.json"
     shape = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 131}

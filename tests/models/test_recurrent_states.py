@@ -76,7 +76,7 @@ def shape(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["contiguous", "pages"])
+@pytest.fixture(scope="module", params=["contiguous", pytest.param("pages", marks=pytest.mark.full)])
 def llm(request: pytest.FixtureRequest, shape: str, default_device: Device) -> Iterator[LLM]:
     options: dict[str, Any] = {"kv_page_tokens": PAGE, "kv_pages": 40} if request.param == "pages" else {}
     device = default_device.entry.index

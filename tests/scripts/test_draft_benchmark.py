@@ -15,7 +15,8 @@ from llmcl.runtime.device import Device
 pytestmark = pytest.mark.separate_launches
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.full)])
+@pytest.mark.full
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_drafts_are_right_as_often_as_is_set(
     dtype: str,
     default_device: Device,

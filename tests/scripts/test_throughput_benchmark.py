@@ -58,6 +58,7 @@ def test_script(tmp_path: Path, run_here: Run) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.full
 def test_script_with_chunks(tmp_path: Path, run_here: Run) -> None:
     shape, output = tmp_path / "config.json", tmp_path / "rows.jsonl"
     shape.write_text(json.dumps(TINY_SHAPE))
