@@ -37,7 +37,7 @@ from typing import Any
 from own_cache import use_own_cache
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES_A_PROCESS, QUICK_FILES_A_PROCESS = 9, 14
+FILES_A_PROCESS, QUICK_FILES_A_PROCESS = 12, 14
 # Those that took about 5 CPU seconds and more with `--quick` and no compiled kernels, the longest first.
 LONGEST = [
     "tests/engine/test_llm.py",

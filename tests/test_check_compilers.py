@@ -334,4 +334,4 @@ def test_an_installed_compiler_takes_a_kernel_and_refuses_a_fault(
 @pytest.mark.full
 def test_sources_are_those_that_are_run() -> None:
     program = next(program for program in listed(GPUS[0]) if program.file == "portable/embed.cl")
-    assert program.text == read_source("portable/embed.cl") and "-DHIDDEN=4096" in program.options
+    assert program.text == read_source("portable/embed.cl") and "-DHEAD_DIM=128" in program.options
