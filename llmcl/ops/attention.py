@@ -100,7 +100,7 @@ def attention_decode(
     constants = {
         **shape.constants(step),
         "N_SPLITS": n_splits,
-        "SCALE": float(shape.scale),
+        "SCALE": shape.scale,
         **own,
         **chosen.out_constants(out),
         **_sinks(sinks),
@@ -340,7 +340,7 @@ def attention_prefill(
     constants = {
         **cache_constants,
         **tiles.constants(),
-        "SCALE": float(shape.scale),
+        "SCALE": shape.scale,
         "Q_STRIDE": (shape.n_q_heads + (0 if shared_kv else 2 * shape.n_kv_heads)) * shape.head_dim,
         "HEADS_FIRST": False,
         "KV_BLOCK_RANGES": False,

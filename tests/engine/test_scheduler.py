@@ -136,7 +136,7 @@ JOBS = st.fixed_dictionaries(
 )
 
 
-@settings(max_examples=examples(120), derandomize=True, deadline=None)
+@settings(max_examples=examples(200), derandomize=True, deadline=None)
 @given(
     jobs=st.lists(JOBS, min_size=1, max_size=12),
     n_pages=st.integers(2, 24),

@@ -30,7 +30,7 @@ from llmcl.runtime.device import Device
 
 SECONDS = float(os.environ.get("LLMCL_SOAK_SECONDS", "10"))
 CLIENTS = 10
-REPEATED = 100
+REPEATED = 200
 N_PAGES = 7  # of which the longest text needs 6
 HOST_GROWTH_BYTES = 48 << 20  # of the process from an early part to the end: an answer that is kept has some 10 KB
 

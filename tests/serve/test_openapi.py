@@ -49,7 +49,7 @@ def test_a_fuzzer_finds_nothing(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "schemathesis.cli", "run", f"{fuzzed.server.url}/openapi.json"]
         command += ["--checks", CHECKS, "--exclude-path", "/v1/embeddings", "--request-timeout", "60"]
         command += ["--phases", "coverage,fuzzing" if LONG else "fuzzing", "--suppress-health-check", "all"]
-        command += ["--max-examples", str(200 if LONG else examples(12)), "--seed", "1"]
+        command += ["--max-examples", str(200 if LONG else examples(24)), "--seed", "1"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=TIMEOUT_S)
         assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
         wait_for(lambda: fuzzed.is_idle)

@@ -48,7 +48,7 @@ class AttentionShape:
 
     @property
     def scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
+        return 1.0 / math.sqrt(self.head_dim) if self.score_scale is None else float(self.score_scale)
 
     @property
     def row_bytes(self) -> int:
