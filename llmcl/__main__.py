@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -15,4 +16,11 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # `python -m` puts the current folder first. A random.py there would stand in for the standard library's.
+    try:
+        here = os.getcwd()
+    except OSError:  # it was removed
+        here = ""
+    if sys.path[0] in ("", here):
+        del sys.path[0]
     main()

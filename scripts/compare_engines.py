@@ -11,10 +11,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,14 +23,18 @@ from llmcl.convert import with_progress
 from llmcl.convert.gguf import GgufPlan, gguf_name, model_metadata, typed
 from llmcl.convert.tensors import OutTensor
 from llmcl.errors import LlmclError, UsageError
-from llmcl.models.config import ModelConfig
-from llmcl.runtime.child_process import environment
+from llmcl.runtime.child_process import import_folders
 from llmcl.tools.markdown import table
 
 CHILD = Path(__file__).with_name("compare_child.py")
 SHAPE_1B = "llama-3.2-1b"
 MICRO_BATCHES = 2048, 512  # of llama.cpp on a GPU
 TOP_1_TARGET = 0.98  # share of positions with the same likeliest token
+
+
+def environment() -> dict[str, str]:
+    """This process's variables for a script that imports llmcl and whatever else this process can import."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(import_folders())}
 
 
 class ChildError(LlmclError):
@@ -265,14 +267,16 @@ def random_file(path: Path, shape: str) -> Path:
     needed = 2 * config.n_parameters()
     if (free := shutil.disk_usage(path.parent).free) < 2 * needed:
         raise UsageError(f"{path.parent} has {free / 1e9:.1f} GB free; {shape} needs {2 * needed / 1e9:.1f} GB")
-    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as elsewhere:
-        elsewhere.submit(_write_random, path, config).result()
+    subprocess.run([sys.executable, __file__, str(path), shape], check=True, env=environment())
     return path
 
 
-def _write_random(path: Path, config: ModelConfig) -> None:
+def _write_random(path: Path, model_shape: str) -> None:
     from gguf import GGUFValueType
 
+    from llmcl.models.random_shapes import random_shape_config
+
+    config = random_shape_config(model_shape)
     words = ["a", "b", "ab", "\u010a", *(f"w{i}" for i in range(config.vocab_size - 4))]
     tokenizer = {
         "tokenizer.ggml.model": "gpt2",
@@ -340,3 +344,7 @@ def target_lines(targets: list[tuple[str, str, str, bool]]) -> list[str]:
 
 def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":  # started by random_file
+    _write_random(Path(sys.argv[1]), sys.argv[2])

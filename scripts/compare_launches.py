@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 import time
 from pathlib import Path
 from statistics import median
@@ -15,6 +14,7 @@ from llmcl.cli.command import run_script
 from llmcl.engine.llm import LLM
 from llmcl.engine.loading import load
 from llmcl.models.model import Model
+from llmcl.runtime import child_process
 from llmcl.runtime.roofline import read_bandwidth
 from llmcl.tools.benchmark import decode_bytes
 from llmcl.tools.markdown import row, table
@@ -29,7 +29,7 @@ first token   from the start of `llmcl generate` to the first byte of its answer
 
 def first_token_s(model: str, device: str | None) -> float:
     """Seconds from the start of `llmcl generate` to the first byte of its answer."""
-    command = [sys.executable, "-m", "llmcl", "generate", "-m", model, "-p", "Hi", "-n", "1", "-q"]
+    command = child_process.command("llmcl", "generate", "-m", model, "-p", "Hi", "-n", "1", "-q")
     start = time.perf_counter()
     with subprocess.Popen([*command, *(["--device", device] if device else [])], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None

@@ -46,7 +46,7 @@ from compare_engines import (
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
-from llmcl.runtime.child_process import environment
+from llmcl.runtime import child_process
 from llmcl.tools import json_text
 from llmcl.tools.markdown import table
 
@@ -146,14 +146,14 @@ def quality(peer: Child, ours: Child, text: Path, positions: int) -> dict[str, A
 
 def generate(path: Path, engines: Engines, rounds: int) -> dict[str, Any]:
     """`llmcl generate` as a user starts it: seconds to the end of the first token, and the peak memory of 32 tokens."""
-    command = [sys.executable, "-m", "llmcl", "generate", "-m", str(path), "-p", "Why is the sky blue?"]
+    command = child_process.command("llmcl", "generate", "-m", str(path), "-p", "Why is the sky blue?")
     command += ["--raw", "-q", *(["--device", engines.device] if engines.device else [])]
     for name, value in engines.options.items():
         command += [f"--{name.replace('_', '-')}", str(value)]
 
     def once(n_tokens: int) -> tuple[float, int]:
         start = time.perf_counter()
-        process = subprocess.Popen([*command, "-n", str(n_tokens)], stdout=subprocess.DEVNULL, env=environment())
+        process = subprocess.Popen([*command, "-n", str(n_tokens)], stdout=subprocess.DEVNULL)
         os.sched_setaffinity(process.pid, engines.processors)
         _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)

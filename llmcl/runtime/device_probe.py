@@ -10,6 +10,7 @@ devices with these words in their name, platform or platform version. So a broke
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Sequence
@@ -24,6 +25,7 @@ from llmcl.runtime.probe import (
     HUNG,
     LASTS_S,
     NO,
+    NOT_BEGUN,
     answer_parent,
     ask,
     digest,
@@ -37,6 +39,8 @@ PROBE = "portable/device_probe.cl"
 BROKEN = "LLMCL_TEST_BROKEN_DRIVER"
 HOW = ("refuses", "wrong", "crashes", "hangs")
 GROUPS = 4
+_NOT_ASKED = "not asked: "  # how a remembered answer begins that says nothing about the driver
+_log = logging.getLogger(__name__)
 _SPOILT = {"refuses": f"#error refused by {BROKEN}\n", "wrong": "#define exp(x) (x)\n"}
 
 
@@ -49,7 +53,10 @@ def checked(entries: Sequence[DeviceEntry], *, again: bool = False) -> list[Devi
 
 
 def fault(entry: DeviceEntry, *, again: bool = False) -> str | None:
-    """What is wrong with the driver of a device that lacks nothing; None: it works, or could not be asked."""
+    """What is wrong with the driver of a device that lacks nothing; None: it works, or could not be asked.
+
+    A warning says why it could not.
+    """
     said = remembered(
         "device_probe",
         entry,
@@ -58,6 +65,13 @@ def fault(entry: DeviceEntry, *, again: bool = False) -> str | None:
         answer=lambda: _asked(entry),
         counts=lambda stored: not (stored and again),
     )
+    if said.startswith(_NOT_ASKED):
+        _log.warning(
+            "%s is used untried, since the trial of its driver did not begin (%s); `llmcl devices` tries it again",
+            entry.label,
+            said.removeprefix(_NOT_ASKED),
+        )
+        return None
     return said or None
 
 
@@ -67,6 +81,7 @@ def _asked(entry: DeviceEntry) -> tuple[str, float]:
         NO: ending.reason,
         CRASHED: f"its driver ended the process with a small kernel ({ending.reason})",
         HUNG: f"its driver did not come to an end with a small kernel ({ending.reason})",
+        NOT_BEGUN: _NOT_ASKED + what_failed(ending.reason),
     }
     return said.get(ending.verdict, ""), A_DAY if ending.verdict == NO else LASTS_S[ending.verdict]
 

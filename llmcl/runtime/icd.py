@@ -184,9 +184,11 @@ def remembered_probe(library: str) -> str | None:
 
 def probe_in_child(library: str) -> str | None:
     """Opens a context with the driver `library` in a child process (about 50 ms). None if that worked."""
-    script = str(Path(__file__).with_name("icd_probe.py"))
+    script = str(Path(__file__).absolute().with_name("icd_probe.py"))
+    path = os.path.abspath(library) if os.sep in library else library  # the child works in another folder
     try:
-        code, said = child_process.run(["-I", "-S", script, library], PROBE_TIMEOUT_S, streams=["stderr"])
+        command = [child_process.interpreter(), "-I", "-S", script, path]
+        code, said = child_process.run(command, PROBE_TIMEOUT_S, streams=["stderr"])
     except OSError:
         return None  # no process can be started here: let the loader try
     if code is None:

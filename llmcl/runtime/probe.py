@@ -5,7 +5,8 @@ context along.
 
 What a child says itself is remembered for ever. A crash may also come from a lack of memory. So the question is asked a
 second time, and a second crash is remembered for a day. A child that hangs may run on a busy machine, so that is
-remembered for ten minutes. A child that was ended from outside says nothing about the driver; nothing is remembered.
+remembered for ten minutes, and so is that a child could not begin, as where a package cannot be imported. A child that
+was ended from outside says nothing about the driver; nothing is remembered.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import math
 import os
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,8 +30,15 @@ from llmcl.runtime.processor import processor
 
 TIMEOUT_S = 60.0
 A_DAY = 86400.0
-YES, NO, CRASHED, HUNG, UNKNOWN = "yes", "no", "crashed", "hung", "unknown"
-LASTS_S: Mapping[str, float] = {YES: math.inf, NO: math.inf, CRASHED: A_DAY, HUNG: 600.0, UNKNOWN: 0.0}
+YES, NO, CRASHED, HUNG, NOT_BEGUN, UNKNOWN = "yes", "no", "crashed", "hung", "not begun", "unknown"
+LASTS_S: Mapping[str, float] = {
+    YES: math.inf,
+    NO: math.inf,
+    CRASHED: A_DAY,
+    HUNG: 600.0,
+    NOT_BEGUN: 600.0,
+    UNKNOWN: 0.0,
+}
 
 _STARTED = "the probe starts"  # printed by the child: what ended it before is not the kernel's doing
 _NO_CODE, _UNKNOWN_CODE = 65, 75  # exit codes; sysexits.h calls them "data error" and "temporary failure"
@@ -40,7 +47,7 @@ _CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTR
 
 @dataclass(frozen=True)
 class Ending:
-    """How a child process ended. verdict: YES, NO, CRASHED, HUNG or UNKNOWN. reason: why not YES, one line."""
+    """How a child process ended. verdict: YES, NO, CRASHED, HUNG, NOT_BEGUN or UNKNOWN. reason: why not YES, a line."""
 
     verdict: str
     reason: str = ""
@@ -113,13 +120,8 @@ def ask(module: str, entry: DeviceEntry, *arguments: str) -> Ending:
 
 def _ask_once(module: str, entry: DeviceEntry, arguments: Sequence[str]) -> Ending:
     try:
-        # A folder of its own for the files that a driver leaves.
-        with tempfile.TemporaryDirectory(prefix="llmcl-probe-", ignore_cleanup_errors=True) as folder:
-            code, said = child_process.run(
-                ["-m", module, str(entry.index), entry.label, *arguments],
-                TIMEOUT_S,
-                env={**child_process.environment(), "TMPDIR": folder},
-            )
+        command = child_process.command(module, str(entry.index), entry.label, *arguments)
+        code, said = child_process.run(command, TIMEOUT_S, streams=["stdout", "stderr"])
     except OSError as error:
         return Ending(UNKNOWN, str(error))
     return ending_of(code, said.splitlines())
@@ -127,21 +129,23 @@ def _ask_once(module: str, entry: DeviceEntry, arguments: Sequence[str]) -> Endi
 
 def ending_of(code: int | None, lines: Sequence[str]) -> Ending:
     """What it means that a child said this and ended with this exit code (None: it took too long and was ended)."""
-    if _STARTED not in lines or code == _UNKNOWN_CODE:
-        return Ending(UNKNOWN, lines[-1] if lines else f"exit code {code}")
+    if code == _UNKNOWN_CODE:
+        return Ending(UNKNOWN, lines[-1])
     if code is None:
-        return Ending(HUNG, f"no end within {TIMEOUT_S:.0f} s")
+        return Ending(HUNG if _STARTED in lines else NOT_BEGUN, f"no end within {TIMEOUT_S:.0f} s")
+    try:
+        how = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+    except ValueError:
+        how = f"signal {-code}"
+    if code < 0 and how not in _CRASHES:
+        return Ending(UNKNOWN, how)
+    if _STARTED not in lines:
+        return Ending(NOT_BEGUN, lines[-1] if lines else how)
     if code == 0:
         return Ending(YES)
     if code == _NO_CODE:
         return Ending(NO, lines[-1])
-    if code > 0:  # not ours: the driver ended the process
-        return Ending(CRASHED, f"exit code {code}")
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    return Ending(CRASHED if name in _CRASHES else UNKNOWN, name)
+    return Ending(CRASHED, how)  # another exit code is the driver's, which ended the process
 
 
 def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> NoReturn:
@@ -155,7 +159,7 @@ def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> 
     entry = next((entry for entry in find_devices() if entry.index == int(index) and entry.label == label), None)
     if entry is not None:
         _leave_no_core_file()
-        print(_STARTED, flush=True)
+        print("\n" + _STARTED, flush=True)  # a driver may have begun a line
         try:
             problem = probe(entry, arguments)
             code, reason = (0, "") if problem is None else (_NO_CODE, problem)

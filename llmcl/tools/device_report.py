@@ -70,10 +70,7 @@ def measured_rates(entry: DeviceEntry, timeout_s: float = TIMEOUT_S) -> dict[str
     rates: Mapping[str, float] = {}
     try:
         code, said = child_process.run(
-            ["-m", __name__, str(entry.index)],
-            timeout_s,
-            streams=["stdout", "stderr"],
-            env=child_process.environment(),
+            child_process.command(__name__, str(entry.index)), timeout_s, streams=["stdout", "stderr"]
         )
         if code is None:
             why = f"no end within {timeout_s:.0f} s"

@@ -360,13 +360,13 @@ def diagnose(
     entry: DeviceEntry,
     *,
     everything: bool = False,
-    worker: Sequence[str] = ("-m", "llmcl.tools.doctor"),
+    worker: Sequence[str] | None = None,
     timeout_s: float = TIMEOUT_S,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
     """Runs every check that concerns the device, and with `everything` also variants that it would never choose.
 
-    worker: what Python is started with. Raises OSError if no process can be started.
+    worker: the command that runs the checks, else this module's. Raises OSError if no process can be started.
     """
     device = Device(entry)
     outcomes: dict[int, Outcome] = {}
@@ -383,7 +383,7 @@ def diagnose(
         else:
             settle(i, UNUSED, None, f"{entry.name} never chooses this variant")
     while wanted:
-        done = _run_some(entry, wanted, worker, timeout_s, settle)
+        done = _run_some(entry, wanted, worker or child_process.command(__name__), timeout_s, settle)
         wanted = wanted[done:]
     return [outcomes[i] for i in range(len(listed))]
 
@@ -396,14 +396,17 @@ def _run_some(
     settle: Callable[[int, str, float | None, str], None],
 ) -> int:
     """Runs checks in one process until it ends; how many are settled, at least one."""
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors:
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
+        child_process.empty_folder() as place,
+    ):
         process = subprocess.Popen(
-            [child_process.interpreter(), *worker, str(entry.index), ",".join(map(str, wanted))],
+            [*worker, str(entry.index), ",".join(map(str, wanted))],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=errors,
             text=True,
-            env=child_process.environment(),
+            **place,
         )
         assert process.stdout is not None
         lines: queue.Queue[str] = queue.Queue()

@@ -11,7 +11,20 @@ import pytest
 
 from llmcl.runtime import probe
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.runtime.probe import A_DAY, CRASHED, HUNG, LASTS_S, NO, UNKNOWN, YES, Ending, ask, ending_of, remembered
+from llmcl.runtime.probe import (
+    A_DAY,
+    CRASHED,
+    HUNG,
+    LASTS_S,
+    NO,
+    NOT_BEGUN,
+    UNKNOWN,
+    YES,
+    Ending,
+    ask,
+    ending_of,
+    remembered,
+)
 
 STARTED = "the probe starts"
 
@@ -29,10 +42,12 @@ STARTED = "the probe starts"
         (-15, [STARTED], UNKNOWN),
         (-2, [STARTED], UNKNOWN),
         (75, [STARTED, "out of memory"], UNKNOWN),
-        (1, ["no module named llmcl"], UNKNOWN),  # before the device was found
-        (-11, [], UNKNOWN),
+        (1, ["no module named llmcl"], NOT_BEGUN),  # before the device was found
+        (-11, [], NOT_BEGUN),
+        (-9, [], UNKNOWN),
+        (75, ["the device was not found"], UNKNOWN),
         (None, [STARTED], HUNG),
-        (None, [], UNKNOWN),
+        (None, [], NOT_BEGUN),
     ],
 )
 def test_what_an_ending_says_about_the_driver(code: int | None, lines: list[str], verdict: str) -> None:
@@ -41,7 +56,7 @@ def test_what_an_ending_says_about_the_driver(code: int | None, lines: list[str]
 
 def test_only_what_a_child_says_itself_is_remembered_for_ever() -> None:
     assert LASTS_S[YES] == LASTS_S[NO] == float("inf")
-    assert LASTS_S[CRASHED] == A_DAY and 0 < LASTS_S[HUNG] <= 600
+    assert LASTS_S[CRASHED] == A_DAY and 0 < LASTS_S[HUNG] == LASTS_S[NOT_BEGUN] <= 600
     assert LASTS_S[UNKNOWN] == 0
 
 

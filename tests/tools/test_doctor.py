@@ -47,7 +47,7 @@ doctor.work(int(sys.argv[1]), [int(i) for i in sys.argv[2].split(",")])
 
 
 def worker(file: str = "", old: str = "", new: str = "", more: str = "") -> list[str]:
-    return ["-c", WORKER.format(file=file, old=old, new=new, more=more)]
+    return [sys.executable, "-c", WORKER.format(file=file, old=old, new=new, more=more)]
 
 
 @pytest.fixture
