@@ -12,38 +12,24 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import pyopencl as cl
 import pytest
 import torch
 from torch.nn.attention import flex_attention as flex
+from traced_mods import KV, LANES, B, H, ModsOnDevice, Q, grid
 
 import llmcl.attention.functions as F
 from llmcl.attention import masks
 from llmcl.attention.block_mask import and_masks, or_masks
-from llmcl.attention.tracing.trace import TracedMod, trace_mask_mod, trace_score_mod
+from llmcl.attention.tracing.trace import trace_mask_mod, trace_score_mod
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
-from llmcl.runtime.program import read_source
 
-B, H, Q, KV = 2, 3, 40, 48
 SLOPES = np.linspace(0.1, 0.9, H).astype(np.float32)
 DOCUMENTS = np.repeat(np.arange(6), 8).astype(np.int64)
 TABLE = np.random.default_rng(0).standard_normal((Q, KV))
 VISIBLE = np.random.default_rng(1).random((H, KV)) < 0.5
 TORCH_SLOPES = torch.linspace(0.1, 0.9, H)
 OBJECT = SimpleNamespace(slopes=SLOPES, window=5)
-
-
-def grid() -> tuple[Any, ...]:
-    """score float64 [B, H, Q, KV] and the indices, shaped to broadcast."""
-    score = np.random.default_rng(2).standard_normal((B, H, Q, KV)) * 3
-    return (
-        score,
-        np.arange(B)[:, None, None, None],
-        np.arange(H)[:, None, None],
-        np.arange(Q)[:, None],
-        np.arange(KV),
-    )
 
 
 # Written with operators only, so that NumPy arrays can go through the very same function.
@@ -264,71 +250,7 @@ DEVICE_MODS: dict[str, tuple[str, Any]] = {
 }
 
 
-LANES = (1, 4, 16)
-
-
-@functools.cache
-def traced_mod(name: str) -> TracedMod:
-    kind, mod = DEVICE_MODS[name]
-    return trace_mask_mod(mod, prefix=name) if kind == "mask_mod" else trace_score_mod(mod, prefix=name)
-
-
-def kernel_of(name: str) -> str:
-    """Functions of the mod for each of LANES, and a kernel of its name that writes their values one after the other."""
-    traced = traced_mod(name)
-    value_type = "int" if traced.kind == "mask_mod" else "float"
-    captures = "".join(
-        f", __global const {'float' if c.dtype == 'float32' else 'int'}* {c.name}" for c in traced.captures
-    )
-    names = "".join(f", {c.name}" for c in traced.captures)
-
-    def function(lanes: int) -> str:
-        vector = "" if lanes == 1 else str(lanes)
-        return f"""inline {value_type}{vector} mod_{name}_of{lanes}(const float{vector} score, const int b, const int h,
-            const int q_idx, const int{vector} kv_idx{captures}) {{ {traced.body(lanes)} }}"""
-
-    def loop(lanes: int) -> str:
-        vector = "" if lanes == 1 else str(lanes)
-        lane_list = ", ".join(str(lane) for lane in range(lanes))
-        return f"""{{
-        for (int first = 0; first < {KV}; first += {lanes}) {{
-            const int{vector} kv_idx = first + (int{vector})({lane_list});
-            float{vector} score;
-            for (int i = 0; i < {lanes}; ++i) ((float*)&score)[i] = scores[row * {KV} + first + i];
-            const {value_type}{vector} value = mod_{name}_of{lanes}(score, b, h, q_idx, kv_idx{names});
-            for (int i = 0; i < {lanes}; ++i) out[row * {KV} + first + i] = ((const {value_type}*)&value)[i];
-        }}
-        out += {B * H * Q * KV};
-        }}"""
-
-    return f"""
-    {" ".join(function(lanes) for lanes in LANES)}
-    __kernel void mod_{name}(__global const float* scores, __global float* out{captures}) {{
-        const int row = get_global_id(0), q_idx = row % {Q}, h = row / {Q} % {H}, b = row / {Q * H};
-        {" ".join(loop(lanes) for lanes in LANES)}
-    }}"""
-
-
-@functools.cache
-def program_on_device(device: Device, names: tuple[str, ...]) -> cl.Program:
-    text = read_source("common/common.cl") + "".join(map(kernel_of, names))
-    return cl.Program(device.context, text).build(["-cl-std=CL1.2", "-w"])
-
-
-@functools.cache
-def run_on_device(device: Device, name: str) -> dict[int, np.ndarray[Any, Any]]:
-    """The mod's OpenCL C at each (b, h, q, kv) of the grid: float32 [B, H, Q, KV] for each of LANES."""
-    context, queue = device.context, device.queue
-    # A CPU's compilers take longer to begin than for most mods; Mesa's goes through all kernels for each of them.
-    program = program_on_device(device, (name,) if device.entry.is_software else (*DEVICE_MODS,))
-    flags = cl.mem_flags.READ_ONLY | cl.mem_flags.COPY_HOST_PTR
-    result = np.empty((len(LANES), B, H, Q, KV), np.float32)
-    out = cl.Buffer(context, cl.mem_flags.WRITE_ONLY, size=result.nbytes)
-    inputs = [grid()[0].astype(np.float32), *(capture.array for capture in traced_mod(name).captures)]
-    buffers = [cl.Buffer(context, flags, hostbuf=array) for array in inputs]
-    cl.Kernel(program, f"mod_{name}")(queue, (B * H * Q,), (1,), buffers[0], out, *buffers[1:])
-    cl.enqueue_copy(queue, result, out)
-    return dict(zip(LANES, result, strict=True))
+ON_DEVICE = ModsOnDevice(DEVICE_MODS)
 
 
 @pytest.mark.filterwarnings("ignore::pyopencl.CompilerWarning")
@@ -338,8 +260,8 @@ def test_opencl_c_computes_what_evaluate_does(device: Device, name: str, lanes: 
     if name == "roots_of_negatives" and "llvmpipe" in device.name:
         pytest.skip("Mesa's pow gives a number where OpenCL asks for NaN, for a negative base")
     score, *indices = grid()
-    expected = traced_mod(name).evaluate(score.astype(np.float32), *indices, dtype=np.float32)
-    actual = run_on_device(device, name)[lanes]
+    expected = ON_DEVICE.traced(name).evaluate(score.astype(np.float32), *indices, dtype=np.float32)
+    actual = ON_DEVICE.run(device, name)[lanes]
     kind, _ = DEVICE_MODS[name]
     if kind == "mask_mod":
         np.testing.assert_array_equal(actual, expected * (1 if lanes == 1 else -1))
@@ -369,7 +291,11 @@ BROKEN: dict[str, tuple[Any, str, str]] = {
     "range": (lambda b, h, q, k: sum(range(q)) > 3, "range", "not a number"),
     "unknown_numpy": (lambda b, h, q, k: np.arctan(q) > 3, "unknown_numpy", "arctan"),
     "unknown_array_function": (lambda b, h, q, k: np.linalg.norm(q) > 3, "unknown_array", "norm"),
-    "unknown_torch": (lambda b, h, q, k: torch.erf(q) > 3, "unknown_torch", "erf"),
+    "unknown_torch": (lambda b, h, q, k: torch.erfinv(q) > 3, "unknown_torch", "erfinv"),
+    "rows_of_two_lengths": (lambda b, h, q, k: SLOPES @ TABLE[q] > 3, "rows_of_two", "the same length"),
+    "row": (lambda b, h, q, k: np.sum(TABLE[q]) > 3, "row", "torch.dot"),
+    "in_place": (lambda b, h, q, k: torch.nn.functional.relu(q, inplace=True) > 3, "in_place", "inplace=True"),
+    "unknown_form": (lambda b, h, q, k: torch.nn.functional.gelu(q, approximate="no") > 3, "unknown_form", "tanh"),
     "reduction": (lambda b, h, q, k: np.max(q) > 3, "reduction", "not supported"),
     "unknown_method": (lambda b, h, q, k: q.cumsum(0) > 3, "unknown_method", "cumsum"),
     "fresh_array": (lambda b, h, q, k: np.arange(9)[q] > 3, "fresh_array", "outside the function"),

@@ -6,6 +6,7 @@ counts as an int.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from llmcl.attention.tracing.graph import FUNCTIONS, ROUNDINGS, Dtype, Graph
@@ -224,6 +225,76 @@ def _full_like(graph: Graph, a: int, value: int) -> int:
     return cast(graph, value, graph.nodes[a].dtype)
 
 
+# ---- activation functions ---------------------------------------------------------------------------------
+
+
+def _constant(graph: Graph, value: float) -> int:
+    return graph.constant(value, "float32", current_location())
+
+
+def _sigmoid(graph: Graph, a: int) -> int:
+    """1 / (1 + exp(-a))."""
+    one, negative = _constant(graph, 1.0), _unary("neg")(graph, cast(graph, a, "float32"))
+    return _div(graph, one, _arithmetic("add")(graph, one, _float(graph, "exp", negative)))
+
+
+def _relu(graph: Graph, a: int) -> int:
+    return _arithmetic("max")(graph, a, graph.constant(0, "int32", current_location()))
+
+
+def _leaky_relu(graph: Graph, a: int, negative_slope: int | None = None) -> int:
+    slope = _constant(graph, 0.01) if negative_slope is None else negative_slope
+    return _where_positive(graph, a, a, _arithmetic("mul")(graph, a, slope))
+
+
+def _elu(graph: Graph, a: int, alpha: int | None = None) -> int:
+    below = _float(graph, "expm1", a)
+    return _where_positive(graph, a, a, below if alpha is None else _arithmetic("mul")(graph, below, alpha))
+
+
+def _where_positive(graph: Graph, a: int, above: int, below: int) -> int:
+    return _where(graph, _compare("lt")(graph, _constant(graph, 0.0), a), above, below)
+
+
+def _gelu(graph: Graph, a: int, approximate: str = "none") -> int:
+    """a / 2 (1 + erf(a / sqrt 2)), or with "tanh" a / 2 (1 + tanh(sqrt(2 / pi) (a + 0.044715 a^3)))."""
+    multiply, add = _arithmetic("mul"), _arithmetic("add")
+    if approximate == "none":
+        inner = _float(graph, "erf", multiply(graph, a, _constant(graph, math.sqrt(0.5))))
+    elif approximate == "tanh":
+        cube = multiply(graph, _whole_power(graph, cast(graph, a, "float32"), 3, "float32"), _constant(graph, 0.044715))
+        inner = _float(graph, "tanh", multiply(graph, add(graph, a, cube), _constant(graph, math.sqrt(2 / math.pi))))
+    else:
+        raise mod_error(f'gelu with approximate={approximate!r}; it is "none" or "tanh"')
+    return multiply(graph, multiply(graph, a, _constant(graph, 0.5)), add(graph, inner, _constant(graph, 1.0)))
+
+
+def _softplus(graph: Graph, a: int, beta: int | None = None, threshold: int | None = None) -> int:
+    """log(1 + exp(beta a)) / beta, and a itself where beta a is above the threshold."""
+    scaled = a if beta is None else _arithmetic("mul")(graph, a, beta)
+    log = _float(graph, "log1p", _float(graph, "exp", scaled))
+    limit = _constant(graph, 20.0) if threshold is None else threshold
+    return _where(graph, _compare("lt")(graph, limit, scaled), a, log if beta is None else _div(graph, log, beta))
+
+
+def _softsign(graph: Graph, a: int) -> int:
+    return _div(graph, a, _arithmetic("add")(graph, _unary("abs")(graph, a), _constant(graph, 1.0)))
+
+
+def _log_sigmoid(graph: Graph, a: int) -> int:
+    negate = _unary("neg")
+    return negate(graph, _softplus(graph, negate(graph, a)))
+
+
+def _times(function: Callable[[Graph, int], int]) -> Callable[[Graph, int], int]:
+    return lambda graph, a: _arithmetic("mul")(graph, a, function(graph, a))
+
+
+def _hardtanh(graph: Graph, a: int, min_val: int | None = None, max_val: int | None = None) -> int:
+    low = _constant(graph, -1.0) if min_val is None else min_val
+    return _clamp(graph, a, low, _constant(graph, 1.0) if max_val is None else max_val)
+
+
 BUILDERS: dict[str, Callable[..., int]] = {
     "add": _arithmetic("add"),
     "sub": _arithmetic("sub"),
@@ -240,7 +311,18 @@ BUILDERS: dict[str, Callable[..., int]] = {
     "sign": _sign,
     "square": lambda graph, a: _arithmetic("mul")(graph, a, a),
     "reciprocal": lambda graph, a: _div(graph, graph.constant(1.0, "float32", current_location()), a),
-    "relu": lambda graph, a: _arithmetic("max")(graph, a, graph.constant(0, "int32", current_location())),
+    "sigmoid": _sigmoid,
+    "relu": _relu,
+    "relu6": lambda graph, a: _clamp(graph, _relu(graph, a), None, graph.constant(6, "int32", current_location())),
+    "leaky_relu": _leaky_relu,
+    "elu": _elu,
+    "gelu": _gelu,
+    "silu": _times(_sigmoid),
+    "mish": _times(lambda graph, a: _float(graph, "tanh", _softplus(graph, a))),
+    "softplus": _softplus,
+    "softsign": _softsign,
+    "log_sigmoid": _log_sigmoid,
+    "hardtanh": _hardtanh,
     "minimum": _arithmetic("min"),
     "maximum": _arithmetic("max"),
     "clamp": _clamp,
@@ -309,6 +391,13 @@ ALIASES = {
     "around": "rint",
     "fix": "trunc",
     "concat_where": "where",
+    "special_erf": "erf",
+    "special_expit": "sigmoid",
+    "special_log1p": "log1p",
+    "special_expm1": "expm1",
+    "special_exp2": "exp2",
+    "special_round": "rint",
+    "logsigmoid": "log_sigmoid",
     "_conj": "clone",
 }
 SUPPORTED = "where, " + ", ".join(

@@ -6,6 +6,7 @@ nodes are stored once. Values are int32, float32 or bool; conversions between th
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeVar
@@ -29,10 +30,10 @@ _SAME_NAMES = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", 
 FUNCTIONS: dict[str, tuple[Callable[[Array], Array], str]] = {
     **{name: (getattr(np, name), f"{name}({{}})") for name in _SAME_NAMES},
     "rsqrt": (lambda x: 1 / np.sqrt(x), "rsqrt({})"),
-    "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), "1.0f / (1.0f + exp(-({})))"),
+    "erf": (lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype), "erf({})"),
 }
 # The functions that common.cl has for 16 values.
-WIDE_FUNCTIONS = frozenset({"exp", "sigmoid", "tanh"})
+WIDE_FUNCTIONS = frozenset({"exp", "tanh"})
 OPERATIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
     "sub": np.subtract,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -126,7 +127,7 @@ _OPERANDS = (
     "x2",
     "exponent",
 )
-_IGNORED = ("out", "dtype", "device", "requires_grad", "memory_format", "layout", "pin_memory", "non_blocking", "copy")
+_IGNORED = ("dtype", "device", "requires_grad", "memory_format", "layout", "pin_memory", "non_blocking", "copy")
 
 
 def apply(name: str, *args: Any, **kwargs: Any) -> Symbol:
@@ -137,21 +138,25 @@ def apply(name: str, *args: Any, **kwargs: Any) -> Symbol:
     if ALIASES.get(name, name) == "clamp":
         args, kwargs = _clamp_arguments(args, kwargs)
     operands = [*args, *(kwargs.pop(key) for key in _OPERANDS if key in kwargs)]
-    for key in [key for key in kwargs if key in _IGNORED and (key != "out" or kwargs[key] is None)]:
+    for key in [key for key in kwargs if key in _IGNORED or (key in ("out", "inplace") and not kwargs[key])]:
         del kwargs[key]
     if kwargs.get("alpha") == 1:
         del kwargs["alpha"]
     graph = next(value._graph for value in operands if isinstance(value, Symbol))
     numbers = [None if value is None else lift(graph, value) for value in operands]
+    options = {
+        key: value if value is None or isinstance(value, (str, bool)) else lift(graph, value)
+        for key, value in kwargs.items()
+    }
     try:
-        inspect.signature(build).bind(graph, *numbers, **kwargs)
+        inspect.signature(build).bind(graph, *numbers, **options)
     except TypeError:
         given = [*(["..."] * len(numbers)), *(f"{key}={value!r}" for key, value in kwargs.items())]
         raise mod_error(
             f"`{name}({', '.join(given)})` is not supported with these arguments; a mod computes one value for each "
             "position and cannot reduce, reshape or sort"
         ) from None
-    return Symbol(graph, build(graph, *numbers, **kwargs))
+    return Symbol(graph, build(graph, *numbers, **options))
 
 
 def _clamp_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -315,6 +320,10 @@ class Symbol:
         return functools.partial(apply, name, self)
 
 
+DOTS = frozenset({"dot", "vdot", "inner", "matmul", "vecdot", "linalg_vecdot", "rmatmul"})
+MOST_PRODUCTS = 256  # each is an expression of its own in the kernel
+
+
 class CapturedArray(NDArrayOperatorsMixin):
     """An array that a mod can reach, while the mod is traced: a symbol may index it.
 
@@ -376,27 +385,51 @@ class CapturedArray(NDArrayOperatorsMixin):
         for value in inputs:
             if isinstance(value, Symbol):
                 lift(self._graph, self)  # raises: an array is no number
-        raw = [_to_numpy(value._value) if isinstance(value, CapturedArray) else value for value in inputs]
+        if ufunc.__name__ in DOTS and method == "__call__":
+            return _dot(ufunc.__name__, *inputs, **kwargs)
+        raw = [np.asarray(value) if isinstance(value, CapturedArray) else value for value in inputs]
         result = getattr(ufunc, method)(*raw, **kwargs)
         return CapturedArray(self._graph, result, self._label) if _rank(result) else result
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         array = next(value for value in args if isinstance(value, CapturedArray))
-        name = getattr(func, "__name__", repr(func))
+        name = getattr(func, "__name__", repr(func)).strip("_")
+        if name in DOTS:
+            return _dot(name, *args, **(kwargs or {}))
         raise mod_error(
             f"`{name}` is called with the whole captured array `{array._label}`; index it first, or compute the array "
             "outside the function"
         )
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
-        return _to_numpy(self._value)
+        """The part that the indices so far have chosen."""
+        if any(isinstance(index, Symbol) for index in self._prefix):
+            raise mod_error(
+                f"a row of the captured array `{self._label}` is used as an array, and which row depends on the "
+                "position; index it to the end, or multiply two rows: torch.dot(a[h], b[kv_idx]) or a[h] @ b[kv_idx]"
+            )
+        return np.asarray(_to_numpy(self._value)[self._prefix])
+
+    def dot(self, other: Any) -> Any:
+        return _dot("dot", self, other)
 
     def to(self, *args: Any, **kwargs: Any) -> CapturedArray:
         """Conversions of the whole array: kernels read float32 or int32 in any case."""
         return self
 
     cpu = cuda = contiguous = detach = clone = to
+
+
+def _dot(name: str, a: Any, b: Any, **kwargs: Any) -> Any:
+    """The sum of the products of two vectors, written out: rows of captured arrays, each index but the last given."""
+    shapes = [tuple(getattr(value, "shape", ())) for value in (a, b)]
+    if kwargs or len(shapes[0]) != 1 or shapes[0] != shapes[1] or shapes[0][0] > MOST_PRODUCTS:
+        raise mod_error(
+            f"`{name}` of shapes {shapes[0]} and {shapes[1]}; a mod can multiply two vectors of the same length, at "
+            f"most {MOST_PRODUCTS}, such as rows of captured arrays: torch.dot(a[h], b[kv_idx])"
+        )
+    return functools.reduce(operator.add, (a[i] * b[i] for i in range(shapes[0][0])))
 
 
 def _rank(value: Any) -> int:
