@@ -89,7 +89,7 @@ def linear_prefill(
     packed: PackedActivations | None = x if isinstance(x, PackedActivations) else None
     for row, layout, part in zip(chosen, layouts, weight.parts, strict=True):
         rows = x
-        if layout is not None:
+        if layout is not None and not (layout.only_for_norm and norm is None):
             if packed is None or packed.layout != layout:
                 if isinstance(x, PackedActivations):
                     raise TypeError(f"the {row.name} variant of linear_prefill does not take {x.layout}")

@@ -21,9 +21,10 @@ from helpers import (
 )
 
 from llmcl import reference
+from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import GATES
 from llmcl.kernels.cpu.dot_product import bf16_dot_form
-from llmcl.kernels.cpu.linear import BF16_TILE_TOKENS, GROUP_TOKENS, PACKED_GROUP_TOKENS, TILE_TOKENS
+from llmcl.kernels.cpu.linear import BF16_TILE_TOKENS, GROUP_TOKENS, PACKED_GROUP_TOKENS, float_constants
 from llmcl.kernels.nvidia.linear import hopper_tiles
 from llmcl.ops.linear import linear_prefill
 from llmcl.runtime.device import Device
@@ -92,9 +93,12 @@ def test_linear_prefill(target: Device, columns: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("columns", [*(pytest.param(columns, marks=heavy) for columns in (1, 2, 3)), 4])
+@pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("offset", [-1, 0, 1])
-def test_around_a_register_tile(target: Device, columns: int, offset: int) -> None:
-    check(target, "float16", TILE_TOKENS[columns] + offset, ROWS_BY_COLUMNS[columns], 80)
+def test_around_a_register_tile(target: Device, columns: int, tail: bool, offset: int) -> None:
+    rows = ROWS_BY_COLUMNS[columns]
+    own = float_constants(target, -(-rows // TILE_ROWS), 1)
+    check(target, "float16", own["TILE_TOKENS"] + tail * own["TAIL_TOKENS"] + offset, rows, 80)
 
 
 @heavy

@@ -31,6 +31,8 @@ QUANTIZED = {
     for format, stored in FORMATS.items()
     if stored.tile_bytes
 }
+# Whose value is q d + m: a product needs the sum of the activations of each group (kernels/common/tiles.cl).
+WITH_MINIMUM = "q4_1", "q5_1", "q4_k", "q5_k"
 # The storage type in which a checkpoint's format is held as it is.
 NATIVE = FLOAT_FORMATS | {q.format: name for name, q in QUANTIZED.items()}
 

@@ -30,12 +30,14 @@ class ActivationLayout(ABC):
     """How a product takes a step's activations of k columns, where that is not float32 [n, k].
 
     can_be_output: a kernel may leave its result so for the next product. fuses_norm: `pack` can normalise the rows as
-    well. columns_at_once: that are rounded together, 8 or a multiple of 16. label: layouts with the same label share
-    their working memory, one being packed when the other was used. Equal layouts are interchangeable.
+    well. only_for_norm: without a norm the product takes float32 [n, k]. columns_at_once: that are rounded together, 8
+    or a multiple of 16. label: layouts with the same label share their working memory, one being packed when the other
+    was used. Equal layouts are interchangeable.
     """
 
     can_be_output = False
     fuses_norm = False
+    only_for_norm = False
     columns_at_once = 8
 
     @property

@@ -214,19 +214,21 @@ IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t*
 inline void add_values(attention_state* state, __global const kv_t* v, const weight_vector (*p)[KEY_TILES], const int n_keys,
                        const int* visible) {
     for (int r0 = 0; r0 < ROWS; r0 += VALUE_ROWS) {
-        const int seen = visible[r0 + VALUE_ROWS - 1];
+        // What all rows see. A weight of 0 would not hide a value that is not a number.
+        const int seen = min(visible[r0], n_keys) / AT_ONCE * AT_ONCE;
         for (int c = 0; c < COLUMNS; c += SLICE) {
             float16 acc[VALUE_ROWS][SLICE];
 #pragma unroll
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
                 for (int i = 0; i < SLICE; ++i) acc[r][i] = state->acc[r0 + r][c + i];
-            multiply_values(state, v, p, r0, c, seen < n_keys ? seen : n_keys, acc);
+            multiply_values(state, v, p, r0, c, seen, acc);
 #pragma unroll
             for (int r = 0; r < VALUE_ROWS; ++r)
 #pragma unroll
                 for (int i = 0; i < SLICE; ++i) state->acc[r0 + r][c + i] = acc[r][i];
         }
+        for (int r = r0; r < r0 + VALUE_ROWS; ++r) add_last_values(state, v, p[r], r, seen, min(visible[r], n_keys));
     }
 }
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
+from llmcl.kernels.common.dtype import QUANTIZED, WITH_MINIMUM, kernel_name
 from llmcl.kernels.common.experts import (
     BLOCK_ROWS,
     ExpertProduct,
@@ -21,7 +21,7 @@ from llmcl.kernels.common.experts import (
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
-from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, TILE_TOKENS, tile_columns
+from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, float_constants, float_rows_bytes, norm_activations
 from llmcl.runtime.device import Buffer, Device, Launch
 
 # Of a product of blocks: fewer would leave a core without work at the end, more cost more to begin.
@@ -56,13 +56,11 @@ class CpuExpertsPrefill(ExpertsPrefill):
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         if dot := _dot(device, product.part.dtype, product.weight.exact_activations):
-            columns = product.tiles_at_once
-            own = {"DOT": dot, "TILE_TOKENS": INT8_TILE_TOKENS[dot]}
+            own = {"DOT": dot, "TILE_TOKENS": INT8_TILE_TOKENS[dot], "TILE_COLS": product.tiles_at_once}
         else:
-            columns = tile_columns(product.tiles, product.tiles_at_once)
-            own = {"TILE_TOKENS": TILE_TOKENS[columns]}
-        own["TILE_COLS"] = columns
-        units, n_experts, top_k = product.tiles // columns, product.weight.n_experts, product.top_k
+            own = float_constants(device, product.tiles, product.tiles_at_once)
+            own |= {"PACKED": product.part.dtype in WITH_MINIMUM, "MOST_TOKENS": BLOCK_ROWS}
+        units, n_experts, top_k = product.tiles // own["TILE_COLS"], product.weight.n_experts, product.top_k
 
         def groups(n: int) -> tuple[int, int]:
             blocks = block_count(n, n_experts, top_k)
@@ -78,10 +76,15 @@ class CpuExpertsPrefill(ExpertsPrefill):
         self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
     ) -> tuple[Buffer, list[Launch]]:
         weight, dtype = product.weight, product.part.dtype
-        if not _dot(device, dtype, weight.exact_activations):
+        is_packed = _dot(device, dtype, weight.exact_activations)
+        if not is_packed and dtype not in WITH_MINIMUM:
             return x, []
         n_blocks = block_count(step.max_tokens, weight.n_experts, weight.top_k)
-        rows = step.scratch(*next(iter(self.scratch(device, dtype, weight.k, False, n_blocks).items())))
+        scratch = self.scratch(device, dtype, weight.k, weight.exact_activations, n_blocks)
+        rows = step.scratch(*next(iter(scratch.items())))
+        if not is_packed:
+            slots = weight.top_k // product.slots
+            return rows, [norm_activations(device, x, rows, step, weight.k, rows_of_token=slots)]
         # To this kernel the rows of a token's slots are one.
         k = weight.k * (weight.top_k // product.slots)
         constants = {**step_state.CONSTANTS, "WEIGHT": kernel_name(dtype), "TILE_TOKENS": 1}
@@ -101,9 +104,11 @@ class CpuExpertsPrefill(ExpertsPrefill):
         return bool(_dot(device, dtype, weight.exact_activations))
 
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
+        rows = n_blocks * BLOCK_ROWS
         if not _dot(device, dtype, exact_activations):
-            return {}
-        return {f"rows of experts in 8 bits, {k} columns": n_blocks * BLOCK_ROWS * k // 32 * 48}
+            has_sums = dtype in WITH_MINIMUM
+            return {f"rows of experts and their sums, {k} columns": float_rows_bytes(rows, k)} if has_sums else {}
+        return {f"rows of experts in 8 bits, {k} columns": rows * k // 32 * 48}
 
 
 def _dot(device: Device, dtype: str, exact_activations: bool) -> int:

@@ -1,17 +1,20 @@
 // A product of many tokens with the experts that they go to, on a CPU: a block of tokens of one expert a work-item.
-// Formula and arguments as in portable/experts_prefill.cl; how a work-item goes through its block, as in cpu/linear_prefill.cl.
+// Formula and arguments as in portable/experts_prefill.cl, but with PACKED x is rows of norm_activations (cpu/activation_row.cl); how a work-item goes through its block, as in cpu/linear_prefill.cl.
 //
 // Index space: (parts, blocks), local size 1; part g of G takes the tiles U g / G .. U (g + 1) / G of its block's expert, TILE_COLS
 // at once, U of them.
-// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, TILE_TOKENS, TILE_COLS (divides
-// EXPERT_TILES; even with SWIGLU).
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, TILE_COLS (divides
+// EXPERT_TILES; even with SWIGLU), MOST_TOKENS (of a block), and PACKED, TILE_TOKENS, TAIL_TOKENS as in cpu/linear_prefill.cl.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
-    !defined(EPILOGUE) || !defined(TILE_TOKENS) || !defined(TILE_COLS)
-#error "cpu/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, TILE_TOKENS, TILE_COLS"
+    !defined(EPILOGUE) || !defined(PACKED) || !defined(TILE_TOKENS) || !defined(TAIL_TOKENS) || !defined(TILE_COLS) || !defined(MOST_TOKENS)
+#error "cpu/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, PACKED, TILE_TOKENS, TAIL_TOKENS, TILE_COLS, MOST_TOKENS"
 #endif
 #include "common/tiles.cl"
 #include "common/expert_bias.cl"
+#include "cpu/activation_row.cl"
 #include "cpu/token_product.cl"
+
+#define X_STRIDE (PACKED ? ROW_FLOATS(K) : K)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const int* order,
@@ -28,38 +31,30 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
     bias += (size_t)block.x * EXPERT_TILES * 16;
 #endif
     weight += (size_t)expert * EXPERT_TILES * TILE_SIZE;
+    token_row rows[ROWS_PADDED];  // those past the last repeat it: computed, never stored
+    for (int i = 0; i < ROWS_PADDED; ++i) rows[i] = x + (size_t)(order[min(i, n - 1)] / SLOTS) * X_STRIDE;
     for (int tile = first; tile < last; tile += TILE_COLS) {
-        for (int t = 0; t < n; t += TILE_TOKENS) {
-            // Rows past the last token repeat it: computed, never stored.
-            __global const float* rows[TILE_TOKENS];
-#pragma unroll
-            for (int i = 0; i < TILE_TOKENS; ++i) rows[i] = x + (size_t)(order[min(t + i, n - 1)] / SLOTS) * K;
-            float16 acc[TILE_TOKENS][TILE_COLS];
-            multiply_tokens(acc, weight + (size_t)tile * TILE_SIZE, rows);
-#pragma unroll
-            for (int i = 0; i < TILE_TOKENS; ++i) {
-                if (t + i >= n) break;
-                const int slot = order[t + i];
-                __global float* y = out + (size_t)slot * N;
+        float16 sum[ROWS_PADDED][TILE_COLS];
+        multiply_tokens(sum, weight + (size_t)tile * TILE_SIZE, rows, n);
+        for (int i = 0; i < n; ++i) {
+            const int slot = order[i];
+            __global float* y = out + (size_t)slot * N;
 #if EPILOGUE == EPILOGUE_SWIGLU
-#pragma unroll
-                for (int c = 0; c < TILE_COLS; c += 2) {
+            for (int c = 0; c < TILE_COLS; c += 2) {
 #if BIAS
-                    acc[i][c] += load16_f32(bias + (tile + c) / 2 * 16);
-                    acc[i][c + 1] += load16_f32(bias + N + (tile + c) / 2 * 16);
+                sum[i][c] += load16_f32(bias + (tile + c) / 2 * 16);
+                sum[i][c + 1] += load16_f32(bias + N + (tile + c) / 2 * 16);
 #endif
-                    store16_f32(APPLY_GATE(acc[i][c], acc[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
-                }
-#else
-#pragma unroll
-                for (int c = 0; c < TILE_COLS; ++c) {
-#if BIAS
-                    acc[i][c] += load16_f32(bias + (tile + c) * 16);
-#endif
-                    store16_f32(acc[i][c] * weights[slot], y + (tile + c) * 16);
-                }
-#endif
+                store16_f32(APPLY_GATE(sum[i][c], sum[i][c + 1], exp16, float16), y + (tile + c) / 2 * 16);
             }
+#else
+            for (int c = 0; c < TILE_COLS; ++c) {
+#if BIAS
+                sum[i][c] += load16_f32(bias + (tile + c) * 16);
+#endif
+                store16_f32(sum[i][c] * weights[slot], y + (tile + c) * 16);
+            }
+#endif
         }
     }
 }

@@ -12,6 +12,7 @@
 #define ADD_PRODUCT(sum, operand, number) ((sum) + (operand) * (number))
 #define QUERY_NUMBERS(row) state->q[row]
 #define WEIGHT_NUMBERS(row) p[row]
+#define WITHOUT_SECOND(operand) (operand)
 
 inline void round_queries(attention_state* state) {}
 #endif
@@ -34,8 +35,7 @@ IN_REGISTERS inline void add_scores(const attention_state* state, __global const
     }
 }
 
-// Adds to acc what the values of n_keys keys are to VALUE_ROWS rows from r0 on in the columns from 16 c on. Where n_keys is
-// no multiple of AT_ONCE, the weight of the key behind the last is 0.
+// Adds to acc what the values of n_keys keys (a multiple of AT_ONCE) are to VALUE_ROWS rows from r0 on in the columns from 16 c on.
 IN_REGISTERS inline void multiply_values(const attention_state* state, __global const kv_t* v,
                                          const weight_vector (*p)[KEY_TILES], const int r0, const int c,
                                          const int n_keys, float16 (*acc)[SLICE]) {
@@ -51,5 +51,17 @@ IN_REGISTERS inline void multiply_values(const attention_state* state, __global 
 #pragma unroll
             for (int i = 0; i < SLICE; ++i)
                 acc[r][i] = ADD_PRODUCT(acc[r][i], value[i], ((const NUMBER*)WEIGHT_NUMBERS(r0 + r))[j]);
+    }
+}
+
+// Adds what the values of keys first (a multiple of AT_ONCE) to end - 1 are to one row, whose weights are p.
+inline void add_last_values(attention_state* state, __global const kv_t* v, const weight_vector* p, const int row, const int first,
+                            const int end) {
+    for (int j = first / AT_ONCE; AT_ONCE * j < end; ++j) {
+        for (int c = 0; c < COLUMNS; ++c) {
+            const OPERAND value = LOAD_OPERAND(v + (size_t)j * HEAD_DIM + c * 16);
+            state->acc[row][c] = ADD_PRODUCT(state->acc[row][c], AT_ONCE * j + AT_ONCE > end ? WITHOUT_SECOND(value) : value,
+                                             ((const NUMBER*)p)[j]);
+        }
     }
 }

@@ -9,7 +9,7 @@ import numpy as np
 
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, kernel_name
+from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, WITH_MINIMUM, kernel_name
 from llmcl.kernels.common.linear import (
     ActivationLayout,
     LinearDecode,
@@ -19,13 +19,14 @@ from llmcl.kernels.common.linear import (
     Product,
     Size,
 )
-from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.runtime.device import Buffer, Device, Launch
 
-# Accumulator vectors that fit beside the operands in 32 vector registers: tokens for each number of tile columns.
-TILE_TOKENS = {1: 16, 2: 12, 3: 8, 4: 6}
+# Tokens whose sums fit beside the operands in the vector registers, for each number of tile columns: of 32 registers of
+# 512 bits, and of 16 of 256. The second number is computed where no more are left.
+WIDE_TILE_TOKENS = {1: (16, 4), 2: (12, 4), 3: (8, 2), 4: (6, 2)}
+TILE_TOKENS = {1: (6, 2), 2: (3, 1)}
 GROUP_TOKENS = 48
 # Tokens for which the 8-bit product keeps an integer and a float32 sum in 32 registers of 512 bits; beside 16 of 256
 # more are in memory, which costs less than to unpack weights for fewer.
@@ -100,6 +101,61 @@ class DotProductLayout(ActivationLayout):
         )
 
 
+@dataclass(frozen=True)
+class FloatLayout(ActivationLayout):
+    """Activations in float32 as decode has them, for the same sums: kernels/cpu/activation_row.cl.
+
+    has_sums: a product needs the sums of their groups.
+    """
+
+    has_sums: bool
+    parts: int = 1
+
+    fuses_norm = True
+    label = "activations and their sums"
+
+    @property
+    def only_for_norm(self) -> bool:  # type: ignore[override]
+        return not self.has_sums
+
+    def nbytes(self, max_tokens: int, k: int) -> int:
+        return float_rows_bytes(max_tokens, k)
+
+    def pack(
+        self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
+    ) -> Launch:
+        return norm_activations(device, x, rows.buffer, step, rows.k, norm=norm, eps=eps, parts=self.parts)
+
+
+def float_rows_bytes(rows: int, k: int) -> int:
+    """Bytes of rows of kernels/cpu/activation_row.cl."""
+    return 4 * rows * ((k + k // 32 + 16) // 16 * 16)
+
+
+def norm_activations(
+    device: Device,
+    x: Buffer,
+    to: Buffer,
+    step: StepState,
+    k: int,
+    *,
+    norm: Buffer | None = None,
+    eps: float = 0.0,
+    parts: int = 1,
+    rows_of_token: int = 1,
+) -> Launch:
+    """Brings x float32 [n, rows_of_token, k] into rows of kernels/cpu/activation_row.cl."""
+    return device.launch(
+        "cpu/norm_activations.cl",
+        "norm_activations",
+        {**step_state.CONSTANTS, "NORM": norm is not None, "EPS": float(eps), "ROWS": rows_of_token},
+        [x, x if norm is None else norm, to, step.state, np.int32(k)],
+        groups=lambda n: (n * rows_of_token, parts),
+        local=(1, 1),
+        cost=per_token(8.0 * k * rows_of_token),
+    )
+
+
 class CpuLinearDecode(LinearDecode):
     name, file = "cpu", "cpu/linear_decode.cl"
     arguments = "N", "N_TILES"
@@ -125,7 +181,7 @@ class CpuLinearPrefill(LinearPrefill):
         if dot := _dot(device, dtype, exact_activations):
             tokens = (INT8_TILE_TOKENS if dtype in QUANTIZED else BF16_TILE_TOKENS)[dot]
             return DotProductLayout(dtype, dot, tokens, tail_step=tokens // 2)
-        return None
+        return FloatLayout(dtype in WITH_MINIMUM)
 
     def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
         return isinstance(layout, DotProductLayout) and layout.is_int8 and dtype in QUANTIZED
@@ -137,7 +193,7 @@ class CpuLinearPrefill(LinearPrefill):
         if isinstance(layout, DotProductLayout):
             own = _dot_constants(product, layout)
             return own, lambda n: (product.part.n_tiles // own["TILE_COLS"], -(-n // PACKED_GROUP_TOKENS)), (1, 1)
-        return _float_size(product)
+        return _float_size(device, product, layout)
 
 
 class CpuLinearFewRows(LinearFewRows):
@@ -153,23 +209,26 @@ class CpuLinearFewRows(LinearFewRows):
         if dot := _dot(device, dtype, exact_activations):
             tokens, tail = (INT8_FEW_TOKENS if dtype in QUANTIZED else BF16_FEW_TOKENS)[dot]
             return DotProductLayout(dtype, dot, tokens, tail, parts=min(max(1, k // 32), device.compute_units))
-        return None
+        return FloatLayout(dtype in WITH_MINIMUM, parts=min(max(1, k // 32), device.compute_units))
 
     def kernel_file(self, layout: ActivationLayout | None) -> str:
         return layout.product_file if isinstance(layout, DotProductLayout) else self.file
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        if layout is None:
-            return _float_size(product)
-        assert isinstance(layout, DotProductLayout)
+        if not isinstance(layout, DotProductLayout):
+            return _float_size(device, product, layout)
         return _dot_constants(product, layout), (min(product.units, device.compute_units), 1), (1, 1)
 
 
-def _float_size(product: Product) -> Size:
+def _float_size(device: Device, product: Product, layout: ActivationLayout | None) -> Size:
     n_tiles = product.part.n_tiles
-    columns = tile_columns(n_tiles, product.tiles_at_once)
-    own = {"TILE_COLS": columns, "TILE_TOKENS": TILE_TOKENS[columns], "GROUP_TOKENS": GROUP_TOKENS}
-    return own, lambda n: (n_tiles // columns, -(-n // GROUP_TOKENS)), (1, 1)
+    own = float_constants(device, n_tiles, product.tiles_at_once)
+    columns = own["TILE_COLS"]
+    return (
+        {**own, "PACKED": layout is not None, "MOST_TOKENS": GROUP_TOKENS},
+        lambda n: (n_tiles // columns, -(-n // GROUP_TOKENS)),
+        (1, 1),
+    )
 
 
 def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
@@ -195,7 +254,8 @@ def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, Any]
     }
 
 
-def tile_columns(n_tiles: int, at_once: int) -> int:
-    if at_once == 2:  # gate and up tiles alternate: an even number of columns
-        return 2 * largest_divisor(n_tiles // 2, 2)
-    return 3 if n_tiles % 3 == 0 else largest_divisor(n_tiles, 4)
+def float_constants(device: Device, n_tiles: int, at_once: int) -> dict[str, int]:
+    """Build constants of cpu/token_product.cl. at_once: 2 where gate and up tiles alternate."""
+    tokens = WIDE_TILE_TOKENS if device.entry.device.native_vector_width_float >= TILE_ROWS else TILE_TOKENS
+    columns = max(n for n in tokens if n_tiles % n == 0 and n % at_once == 0)
+    return {"TILE_COLS": columns, "TILE_TOKENS": tokens[columns][0], "TAIL_TOKENS": tokens[columns][1]}

@@ -19,6 +19,7 @@
 #define ADD_PRODUCT(sum, operand, number) dot2(sum, operand, number)
 #define QUERY_NUMBERS(row) state->q2[row]
 #define WEIGHT_NUMBERS(row) p[row]
+#define WITHOUT_SECOND(operand) ((operand) & 0xffffu)  // of a pair of keys: its weight is 0
 
 inline void round_queries(attention_state* state) {
     for (int r = 0; r < ROWS; ++r)

@@ -20,6 +20,8 @@ inline float16 key_scales(__global const kv_t* tile, const int group) {
     return load16_f16((__global const f16_t*)(tile + group * KV_GROUP_SIZE));
 }
 
+#define AT_ONCE 1  // keys of an output
+
 #if DOT
 #include "cpu/dot4.cl"
 
@@ -128,5 +130,15 @@ IN_REGISTERS inline void multiply_values(const attention_state* state, __global 
 #pragma unroll
             for (int i = 0; i < SLICE; ++i)
                 acc[r][i] += value[i] * ((const float*)scaled[(c + i) / 2 - c / 2][r])[j];
+    }
+}
+
+inline void add_last_values(attention_state* state, __global const kv_t* v, const weight_vector* p, const int row, const int first,
+                            const int end) {
+    for (int j = first; j < end; ++j) {
+        for (int c = 0; c < COLUMNS; ++c) {
+            const float16 d = value_scales(v, j / 16, c / 2);
+            state->acc[row][c] += value16(v, j, c * 16) * (((const float*)p)[j] * ((const float*)&d)[j % 16]);
+        }
     }
 }

@@ -131,6 +131,19 @@ inline void set_group(activations* x, const int g, const float16 lo, const float
     x->sum[g] = sum16(lo + hi);
 }
 
+// The sum with a group's products added: a of its first 16 columns, b of the last; total: the sum of its activations.
+inline float16 add_group(float16 sum, const float16 a, const float16 b, const scales16 s, const float total) {
+#if WEIGHT_IS(q6_k)
+    sum += a * s.d + b * s.d_high;
+#else
+    sum += (a + b) * s.d;
+#endif
+#if HAS_MIN
+    sum += s.m * total;
+#endif
+    return sum;
+}
+
 // Byte b of each lane, without the offset.
 #define BYTE16(v, b) CONVERT16(as_int16((v) >> (8 * (b)) & 0xffu) - OFFSET, float)
 
@@ -149,28 +162,19 @@ inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) 
                 b += BYTE16(last, i) * v[4 * j + 16 + i];
             }
         }
-        const scales16 s = load_scales(tile, g);
-#if WEIGHT_IS(q6_k)
-        sum += a * s.d + b * s.d_high;
-#else
-        sum += (a + b) * s.d;
-#endif
-#if HAS_MIN
-        sum += s.m * x->sum[g];
-#endif
+        sum = add_group(sum, a, b, load_scales(tile, g), x->sum[g]);
     }
     return sum;
 }
 
-// The 32 columns of a group as float32, for products with many tokens.
+// The 32 columns of a group as float32, without their scales, for products with many tokens.
 inline void widen_group(__global const uchar* tile, const int g, float16* w) {
     __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
-    const scales16 s = load_scales(tile, g);
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
         const uint16 columns = columns4(q, j);
 #pragma unroll
-        for (int i = 0; i < 4; ++i) w[4 * j + i] = BYTE16(columns, i) * (j < 4 ? s.d : s.d_high) + s.m;
+        for (int i = 0; i < 4; ++i) w[4 * j + i] = BYTE16(columns, i);
     }
 }
 #endif
