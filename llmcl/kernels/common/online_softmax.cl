@@ -8,9 +8,9 @@ inline float softmax_weight(float m_part, float m_whole) {
     return m_part == -INFINITY ? 0.0f : exp(m_part - m_whole);
 }
 
-// A query that sees no key gets output 0, and the log of its sum is -inf.
-inline float softmax_norm(float l) { return l > 0.0f ? 1.0f / l : 0.0f; }
-inline float softmax_log_sum(float m, float l) { return l > 0.0f ? m + log(l) : -INFINITY; }
+// A query that sees no key gets output 0, and the log of its sum is -inf. What is not a number stays so.
+inline float softmax_norm(float l) { return l == 0.0f ? 0.0f : 1.0f / l; }
+inline float softmax_log_sum(float m, float l) { return l == 0.0f ? -INFINITY : m + log(l); }
 
 // A sink is a learned logit of a query head that belongs to no key (OpenAI, "gpt-oss", 2025): a state with m = sink, l = 1, acc = 0,
 // which counts once in the whole. Built in with HAS_SINKS; a kernel then has the argument sinks, float [query heads].

@@ -197,11 +197,11 @@ IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t*
             for (int t = 0; t < tiles; ++t)
                 s[r][t] = lane < (float)(visible[r0 + r] - 16 * t) ? s[r][t] : (float16)(-INFINITY);
     }
-    float16 top = s[0][0];
+    float16 top = -INFINITY;  // not of what is no number: that is of one row
 #pragma unroll
     for (int r = 0; r < SCORE_ROWS; ++r)
 #pragma unroll
-        for (int t = 0; t < tiles; ++t) top = max16(top, s[r][t]);
+        for (int t = 0; t < tiles; ++t) top = max16(s[r][t], top);
     if (top_of_lanes(top).s0 > state->limit[r0 / SCORE_ROWS]) raise_references(state, r0, s, tiles);
 #pragma unroll
     for (int r = 0; r < SCORE_ROWS; ++r) {
