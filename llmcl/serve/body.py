@@ -16,6 +16,9 @@ from llmcl.serve.fields import Fields
 from llmcl.serve.settings import Settings
 
 _LARGE_BYTES = 64 << 10  # parsed in a thread, while others' tokens go on
+# The parser does not let other threads run: these take it up to 0.1 s.
+MAX_ELEMENTS = 1 << 18  # values, keys not counted
+MAX_KEYS = 1 << 16
 
 
 async def read_fields(request: Request, settings: Settings) -> Fields:
@@ -70,8 +73,28 @@ _DECODER = json.JSONDecoder(parse_constant=_refuse)  # json.loads would make one
 
 def _parse(data: bytes) -> Any:
     try:
-        return _DECODER.decode(data.decode(json.detect_encoding(data), "surrogatepass"))
+        text = data.decode(json.detect_encoding(data), "surrogatepass")
+        if len(data) >= _LARGE_BYTES:
+            _check_size(text)
+        return _DECODER.decode(text)
     except RecursionError:
         raise RequestError(400, "the body is nested too deeply", code="invalid_json") from None
     except ValueError as error:
         raise RequestError(400, f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+def _check_size(text: str) -> None:
+    """Raises RequestError for JSON with too many keys or values, which are counted without parsing it."""
+    if not _has_many([text]):
+        return
+    bare = text.replace("\\\\", "").replace('\\"', "")
+    if bare.count('"') > 2 * (MAX_KEYS + MAX_ELEMENTS) or _has_many(bare.split('"')[::2]):
+        message = f"the body has more than {MAX_KEYS} keys or {MAX_ELEMENTS} values; send it in parts"
+        raise RequestError(413, message, code="request_too_large")
+
+
+def _has_many(texts: list[str]) -> bool:
+    """Whether the texts have more keys or values than a body may, all of them counted as if outside of strings."""
+    n_keys = sum(text.count(":") for text in texts)
+    n_values = sum(text.count(",") + text.count("[") + text.count("{") for text in texts)
+    return n_keys > MAX_KEYS or n_values > MAX_ELEMENTS

@@ -54,7 +54,7 @@ async def count_tokens(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     _refuse_what_is_missing(fields)
     messages, use, variables = _messages(fields), anthropic_tools(fields), _variables(fields)
-    prompt = await encode_with_tools(served, messages, use, variables, counted=True)
+    prompt = await service.count(request, encode_with_tools(served, messages, use, variables, counted=True))
     return JSONResponse({"input_tokens": len(prompt)})
 
 

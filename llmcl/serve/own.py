@@ -91,8 +91,13 @@ async def tokenize(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     if (text := fields.text("content")) is None:
         raise wrong("content", None, "a string")
-    ids = await asyncio.to_thread(served.tokenizer.encode, text, fields.flag("add_special"))
-    return JSONResponse({"tokens": ids})
+    served.check_text(text, counted=True)
+    add_special = fields.flag("add_special")
+
+    def work() -> Response:
+        return JSONResponse({"tokens": served.tokenizer.encode(text, add_special)})
+
+    return await service.count(request, served.beside(work))
 
 
 async def detokenize(request: Request, service: Service) -> Response:
@@ -101,13 +106,13 @@ async def detokenize(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     given = fields.items("tokens")
 
-    def text() -> str:
+    def work() -> Response:
         ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < served.vocab_size]
         if len(ids) < len(given):
             raise wrong("tokens", given, f"a list of token ids from 0 to {served.vocab_size - 1}")
-        return served.tokenizer.decode(ids)
+        return AsciiJSONResponse({"content": served.tokenizer.decode(ids)})
 
-    return AsciiJSONResponse({"content": await asyncio.to_thread(text)})  # of millions it takes a second
+    return await service.count(request, served.beside(work))
 
 
 async def apply_template(request: Request, service: Service) -> Response:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.errors import RequestError
@@ -22,7 +22,12 @@ if TYPE_CHECKING:  # the server listens before the engine is imported
 
 _COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
 _RENDERING = ThreadPoolExecutor(1, "rendering chat templates")
+_COUNTING = ThreadPoolExecutor(1, "counting tokens")
 _LONG = 1 << 14  # characters of a text whose tokens take milliseconds
+_MAX_TEXT = 1 << 20  # bytes that become tokens at once: up to a second and 150 MB
+_BYTES_A_TOKEN = 16  # more than a text that fits into the context has on average
+
+T = TypeVar("T")
 
 
 class Stream(Protocol):
@@ -107,10 +112,34 @@ class Served:
             text = self.tokenizer.render_chat(messages, True, tools, variables)
             return self.tokenizer.encode(text, False) if len(text) < _LONG else text
 
-        found = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
-        if not isinstance(found, str):
-            return found
-        return await asyncio.to_thread(self.tokenizer.encode, found, False, most=most)
+        rendered = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
+        if not isinstance(rendered, str):
+            return rendered
+        self.check_text(rendered, counted=counted)
+        if counted:
+            return await self.beside(lambda: self.tokenizer.encode(rendered, False))
+        return await asyncio.to_thread(self.tokenizer.encode, rendered, False, most=most)
+
+    async def beside(self, work: Callable[[], T]) -> T:
+        """Runs work on tokens that no answer waits for, in one thread for all."""
+        return await asyncio.get_running_loop().run_in_executor(_COUNTING, work)
+
+    @property
+    def max_text(self) -> int:
+        """How many bytes of text become tokens at once."""
+        return max(_MAX_TEXT, _BYTES_A_TOKEN * self.max_context)
+
+    def check_text(self, text: str, *, counted: bool) -> None:
+        """Raises an error for a text of more than max_text bytes. counted: its tokens are to be counted alone."""
+        if (n_bytes := len(text.encode("utf-8", "surrogatepass"))) <= self.max_text:
+            return
+        if counted:
+            message = f"the text has {n_bytes} bytes, expected at most {self.max_text}; send it in parts"
+            raise RequestError(413, message, code="request_too_large")
+        raise ContextLengthError(
+            f"the prompt has {n_bytes} bytes of text, expected at most {self.max_text}; shorten the prompt or start "
+            "the server with a larger context (--ctx-size)"
+        )
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:
         """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.
@@ -126,6 +155,7 @@ class Served:
             raise RequestError(400, f"{param}: {error}", param, "invalid_value") from None
 
     async def encode(self, text: str) -> list[int]:
+        self.check_text(text, counted=False)
         return await asyncio.to_thread(self.tokenizer.encode, text, most=self.max_context)
 
 

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
+import anyio
+from starlette.requests import ClientDisconnect, Request
 from starlette.types import Scope
 
 from llmcl.errors import counted
 from llmcl.serve.errors import RequestError
+from llmcl.serve.events import ClientGoneError, unless_gone
 from llmcl.serve.metrics import Metrics
 from llmcl.serve.served import Served
 from llmcl.serve.settings import Settings
 
 _ARRIVAL = "llmcl.arrival"
+
+T = TypeVar("T")
 
 
 class Service:
@@ -26,6 +32,7 @@ class Service:
         self.failure: BaseException | None = None
         self.stopping = False
         self.in_flight = 0  # sequences, running or waiting
+        self.counts = 0  # requests whose tokens are counted, or wait for it
         self._served: Served | None = None
         self._doing = "starting", 0, 0
 
@@ -90,6 +97,28 @@ class Service:
             yield
         finally:
             self.in_flight -= n_sequences
+
+    async def count(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits work on the tokens of a request that wants no answer. The work ends when the client leaves.
+
+        Raises RequestError where max_queue requests wait for such work, or where it takes longer than count_s.
+        """
+        if self.counts > self.settings.max_queue:
+            work.close()
+            raise RequestError(
+                429, "too many texts wait to be counted; try again later", code="queue_full", retry_after_s=1
+            )
+        self.counts += 1
+        try:
+            with anyio.fail_after(self.settings.count_s):
+                return await unless_gone(request.receive, work)
+        except ClientGoneError:
+            raise ClientDisconnect from None
+        except TimeoutError:
+            message = f"the tokens were not counted within {self.settings.count_s:g} s; try again later"
+            raise RequestError(503, message, code="unavailable", retry_after_s=1) from None
+        finally:
+            self.counts -= 1
 
     def _places(self) -> tuple[int, int]:
         """Sequences that are answered, and those that wait."""

@@ -17,8 +17,8 @@ class Settings:
 
     max_sequences: that the engine extends at once. max_queue: further ones that may wait. ping_s: a stream says that it
     lives after so long a silence. header_s, body_s: a client that takes longer to send its request is cut off. send_s:
-    and so is one that takes longer to receive an event. linger_s: what it goes on to send after a refusal is read and
-    forgotten for so long, since it comes to read the refusal only then.
+    and so is one that takes longer to receive an event. count_s: the longest wait for a count of tokens. linger_s: what
+    a client goes on to send after a refusal is read and forgotten for so long: it reads the refusal only then.
 
     Raises UsageError for settings that would let strangers in unasked.
     """
@@ -37,6 +37,7 @@ class Settings:
     header_s: float = 20.0
     body_s: float = 60.0
     send_s: float = 60.0
+    count_s: float = 30.0
     linger_s: float = 10.0
     idle_s: int = 75
     max_header_bytes: int = 64 << 10
