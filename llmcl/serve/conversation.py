@@ -109,9 +109,12 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
 def _tool_call(call: Fields) -> dict[str, Any]:
     """A call as templates expect it: its arguments as an object, where they are one."""
     function = call.object("function")
-    arguments: Any = function.text("arguments") or "{}"
-    with suppress(ValueError, RecursionError):  # the model's own mistake: the template shows it as it was written
-        arguments = json.loads(arguments)
+    arguments = function.given("arguments") or {}
+    if isinstance(arguments, str):
+        with suppress(ValueError, RecursionError):  # the model's own mistake: the template shows it as it was written
+            arguments = json.loads(arguments)
+    elif not isinstance(arguments, dict):
+        raise wrong(function.name("arguments"), arguments, "a string of JSON, or an object")
     return {
         "id": call.text("id") or "",
         "type": "function",

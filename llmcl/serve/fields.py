@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -50,7 +49,8 @@ class Fields:
     def required(self, field: str, expected: str) -> Any:
         if (value := self.given(field)) is None:
             name = self.name(field)
-            raise RequestError(400, f"{name}: is missing, expected {expected}", name, "missing_required_parameter")
+            what = "is null" if field in self._values else "is missing"
+            raise RequestError(400, f"{name}: {what}, expected {expected}", name, "missing_required_parameter")
         return value
 
     def text(self, field: str) -> str | None:
@@ -74,7 +74,7 @@ class Fields:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise wrong(self.name(field), value, "a number")
-        if not math.isfinite(value) or not low <= value <= high or (above and value == low):
+        if not low <= value <= high or (above and value == low):  # a whole number may be too large for a float
             raise wrong(self.name(field), value, f"a number {'above' if above else 'from'} {low:g} to {high:g}")
         return float(value)
 

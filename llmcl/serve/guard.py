@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hmac
+import re
 from hashlib import sha256
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
@@ -15,6 +15,9 @@ from llmcl.serve.access_log import record_of
 from llmcl.serve.errors import RequestError
 from llmcl.serve.settings import Settings, is_loopback
 
+_HOST = re.compile(
+    r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]\\]+)(?::[0-9]*)?"
+)  # RFC 9110 7.2, without what is no name
 OPEN_PATHS = {"/", "/health"}  # without a key: the page asks for one itself
 
 
@@ -43,15 +46,16 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, path: str, headers: Headers) -> None:
-        host, origin = headers.get("host", ""), headers.get("origin")
+        host, origins = headers.get("host", ""), headers.getlist("origin")
         # Without a host it is no browser: they always name one.
-        if self._is_local and not self._digests and host and not is_loopback(_name(host)):
+        if self._is_local and not self._digests and host and not _is_loopback(host):
             raise RequestError(
                 403, f"the host {shown(host)} is not this machine; start the server with --api-key to use it from there"
             )
         allowed = self._settings.cors_origins
-        if origin is not None and "*" not in allowed and origin not in allowed and urlsplit(origin).netloc != host:
-            raise RequestError(403, f"the origin {shown(origin)} is not allowed (--cors-origin)")
+        for origin in [] if "*" in allowed else origins:
+            if origin not in allowed and not (host and origin.lower() in _origins(host.lower())):
+                raise RequestError(403, f"the origin {shown(origin)} is not allowed (--cors-origin)")
         if self._digests and path not in OPEN_PATHS and not self._has_key(headers):
             raise RequestError(
                 401,
@@ -66,6 +70,12 @@ class Guard:
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all of them, in any case
 
 
-def _name(host: str) -> str:
-    """A Host header without its port."""
-    return host.partition("]")[0] + "]" if host.startswith("[") else host.partition(":")[0]
+def _is_loopback(host: str) -> bool:
+    """Whether a Host header names this machine. One that no browser writes names none."""
+    named = _HOST.fullmatch(host)
+    return named is not None and is_loopback(named["name"])
+
+
+def _origins(host: str) -> tuple[str, str]:
+    """The origins of a page that comes from here, perhaps through a proxy that has TLS."""
+    return f"http://{host}", f"https://{host}"

@@ -136,7 +136,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "top_logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
                 "chat_template_kwargs": _VARIABLES,
                 "reasoning_effort": {"enum": [None, "none", "low", "medium", "high"]},
-                "response_format": _format(json_schema=_object({"name": _TEXT, "schema": _SCHEMA})),
+                "response_format": _format(json_schema=_object({"name": _TEXT, "schema": _SCHEMA}, "schema")),
                 **_MATCHED,
                 "tools": _tools("function", "parameters", nested=True),
                 **_TOOL_USE,

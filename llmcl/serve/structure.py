@@ -44,9 +44,7 @@ def _of_format(format: Fields) -> list[Found]:
         return [(format.place, {"schema": _OBJECT if given is None else format.object("schema").values})]
     if kind == "json_schema":
         holder = format if format.given("json_schema") is None else format.object("json_schema")
-        schema = holder.given("schema")
-        if schema is None:
-            return [(format.place, {"schema": _OBJECT})]
+        holder.required("schema", "a JSON schema; for any JSON object give the type json_object")
         return [(holder.name("schema"), {"schema": holder.object("schema").values})]
     return []
 

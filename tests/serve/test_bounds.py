@@ -146,3 +146,36 @@ def test_signs_in_strings_are_no_elements(shared: Running) -> None:
 def test_token_ids_of_a_long_context_are_taken(shared: Running) -> None:
     answer = shared.post("/detokenize", {"tokens": [70] * 260_000})
     assert answer.status_code == 200 and len(answer.json()["content"]) == 260_000
+
+
+def test_numbers_of_hundreds_of_digits_are_refused_by_name(shared: Running) -> None:
+    huge = 10**400
+    for name in ("temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty"):
+        for number in (huge, -huge):
+            answer = shared.chat("Hi", **{name: number})
+            assert answer.status_code == 400 and answer.json()["error"]["param"] == name, answer.text
+    answer = shared.chat("Hi", logit_bias={"5": huge})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "logit_bias.5"
+
+
+@pytest.mark.parametrize("value", [10**400, -(10**400), 1e308, [10**400], {"x": 10**400}], ids=lambda v: str(v)[:9])
+def test_no_field_fails_by_a_number(value: Any, shared: Running) -> None:
+    """Whatever field of whichever path has it."""
+    described = shared.http.get("/openapi.json").json()["paths"]
+    said = [{"role": "user", "content": "Hi"}]
+    least = {"messages": said, "input": "Hi", "max_tokens": 1, "content": "Hi", "tokens": [5]}
+    for path, methods in described.items():
+        if "post" not in methods or path == "/v1/embeddings":
+            continue
+        properties = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        base = {"prompt": "Hi"} if path == "/v1/completions" else least
+        for name in properties:
+            answer = shared.post(path, base | {name: value})
+            assert answer.status_code in (200, 400), (path, name, answer.text)
+
+
+def test_numbers_in_schemas(shared: Running) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 10**400}}}
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    for fields in ({"json_schema": schema}, {"tools": [tool]}, {"tools": [tool], "tool_choice": "required"}):
+        assert shared.chat("Hi", **fields).status_code in (200, 400)

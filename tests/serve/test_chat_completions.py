@@ -198,8 +198,9 @@ def test_unknown_fields_are_ignored(shared: Running) -> None:
     assert shared.chat(**unknown, **nothing, response_format={"type": "text"}).status_code == 200
 
 
-def test_messages_of_every_kind(server: Running) -> None:
-    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}], ids=["text", "object"])
+def test_messages_of_every_kind(arguments: Any, server: Running) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": arguments}}
     messages = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]},
@@ -249,6 +250,10 @@ def test_top_p_0_leaves_the_likeliest(server: Running) -> None:
         ({"messages": [*USER, "x"]}, "messages[1]"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content[0].type"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": [1]}}]}]},
+            "messages[0].tool_calls[0].function.arguments",
+        ),
         ({"model": 3}, "model"),
         ({"temperature": "hot"}, "temperature"),
         ({"temperature": True}, "temperature"),

@@ -48,13 +48,14 @@ def test_the_client_streams(client: openai.OpenAI) -> None:
         assert stream.get_final_response().output_text == "Hello"
 
 
-def test_items_of_every_kind(server: Running) -> None:
+@pytest.mark.parametrize("arguments", ['{"a": 1}', {"a": 1}], ids=["text", "object"])
+def test_items_of_every_kind(arguments: Any, server: Running) -> None:
     """What agents send: earlier calls and their results, thoughts, fields that mean nothing here."""
     items: list[dict[str, Any]] = [
         {"role": "developer", "content": "Be brief."},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "one"}]},
         {"type": "reasoning", "id": "r", "summary": []},
-        {"type": "function_call", "call_id": "c", "name": "f", "arguments": '{"a": 1}'},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments},
         {"type": "function_call_output", "call_id": "c", "output": "42"},
         {
             "type": "message",

@@ -270,6 +270,61 @@ def test_nor_by_a_name_that_was_bent_to_this_machine(shared: Running) -> None:
         assert shared.http.get("/v1/models", headers={"host": host}).status_code == 200, host
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        "[::1]evil.com",
+        "[::1]:80evil.com",
+        "127.0.0.1:80@evil.com",
+        "127.0.0.1@evil.com",
+        "127.0.0.1:80:80",
+        "127.0.0.1/evil.com",
+        "127.0.0.1:evil.com",
+        "localhost#evil.com",
+        "localhost,evil.com",
+        "[localhost]",
+        "[::1",
+        "::1]",
+        "[]",
+        ":80",
+        "127.0.0.1 evil.com",
+    ],
+)
+def test_nor_by_a_host_that_only_begins_like_this_machine(host: str, shared: Running) -> None:
+    assert raw(shared, f"host: {host}").startswith(b"HTTP/1.1 403 ")
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ("host: 127.0.0.1\r\norigin: http://[", 403),
+        ("host: 127.0.0.1\r\norigin: http://[::1", 403),
+        ("host: 127.0.0.1\r\norigin: http://127.0.0.1", 200),
+        ("host: 127.0.0.1\r\norigin: https://127.0.0.1", 200),
+        ("host: LOCALHOST:80\r\norigin: http://localhost:80", 200),
+        ("host: 127.0.0.1\r\norigin: ftp://127.0.0.1", 403),
+        ("host: 127.0.0.1\r\norigin: http://127.0.0.1/x", 403),
+        ("host: 127.0.0.1\r\norigin: http://127.0.0.1\r\norigin: https://evil.com", 403),
+        ("host: 127.0.0.1\r\norigin: https://evil.com\r\norigin: http://127.0.0.1", 403),
+        ("host: 127.0.0.1\r\norigin:", 403),
+        ("host:\r\norigin: null", 403),
+        ("host:\r\norigin:", 403),
+        ("host:\r\norigin: http://", 403),
+        ("host:", 200),
+        ("host: 127.0.0.1\r\nhost: evil.com", 400),
+    ],
+)
+def test_origins_and_hosts_that_no_browser_writes(headers: str, status: int, shared: Running) -> None:
+    assert raw(shared, headers).startswith(b"HTTP/1.1 %d " % status)
+
+
+def raw(server: Running, headers: str) -> bytes:
+    """The answer to a request with exactly these headers."""
+    with connect(server) as connection:
+        connection.sendall(f"GET /v1/models HTTP/1.1\r\n{headers}\r\nconnection: close\r\n\r\n".encode())
+        return everything(connection)
+
+
 def test_a_request_without_a_host_is_no_browsers(shared: Running) -> None:
     """Health checks of proxies ask in HTTP/1.0."""
     with connect(shared) as connection:

@@ -99,6 +99,18 @@ def test_the_other_paths_take_it_too(server: Running) -> None:
             "Invalid type: objec",
         ),
         ({"json_schema": {"not": {}}}, "json_schema", "Unimplemented keys"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {}}},
+            "response_format.json_schema.schema",
+            "is missing",
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": None}}},
+            "response_format.json_schema.schema",
+            "is null",
+        ),
+        ({"response_format": {"type": "json_schema"}}, "response_format.schema", "is missing"),
+        ({"response_format": {"type": "json_schema", "schema": None}}, "response_format.schema", "is null"),
         ({"json_schema": {"$ref": "file:///etc/passwd"}}, "json_schema", "not present in a registry"),
         ({"grammar": "start: a"}, "grammar", "unknown name"),
         ({"grammar": 5}, "grammar", "expected a string"),
