@@ -78,9 +78,19 @@ class HubError(CheckpointError):
 
 
 class ContextLengthError(LlmclError, ValueError):
-    """A prompt that does not fit into the context."""
+    """A prompt that does not fit into the context.
+
+    size: how long it is, such as "9031 tokens", for clients of a server; "" where that is not known.
+    """
 
     exit_code = 9
+    size = ""
+
+    @classmethod
+    def with_size(cls, size: str, message: str) -> ContextLengthError:
+        error = cls(message)
+        error.size = size
+        return error
 
 
 class ServerError(LlmclError):

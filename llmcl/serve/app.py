@@ -87,7 +87,7 @@ class Endpoints:
         except Exception as error:
             if (record := record_of(scope)).status:
                 raise  # too late for another answer
-            refusal = as_refusal(error)
+            refusal = as_refusal(error, self._service.loaded)
             record.error = refusal.message
             answer = AsciiJSONResponse(refusal.body(scope["path"]), refusal.status, refusal.headers)
             await answer(scope, receive, send)

@@ -29,7 +29,8 @@ _ANTHROPIC_TYPES = {
 class RequestError(Exception):
     """A request that is refused. param: the field to blame. retry_after_s: when to try again; None: never as it is.
 
-    closes: the rest of the request is not read, so the connection ends. allow: the methods that the path has.
+    closes: the rest of the request is not read, so the connection ends. allow: the methods that the path has. size: of
+    a prompt that is too long for the context, such as "9031 tokens".
     """
 
     status: int
@@ -39,6 +40,8 @@ class RequestError(Exception):
     retry_after_s: int | None = None
     closes: bool = False
     allow: str | None = None
+    size: str = ""
+    max_context: int | None = None  # tokens, where the size is too large for it
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
@@ -60,12 +63,25 @@ class RequestError(Exception):
     def body(self, path: str) -> dict[str, Any]:
         """The JSON of the answer to a request of `path`."""
         kind = "invalid_request_error" if self.status < 500 else "api_error"
+        message = self.message if self.code != TOO_LONG else self._too_long(path)
         if path.startswith(ANTHROPIC_PATH):
-            error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": self.message}
+            error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": message}
             return {"type": "error", "error": error}
         kind = _OPENAI_TYPES.get(self.status, kind)
         param = _PROMPTS.get(path, self.param) if self.code == TOO_LONG else self.param
-        return {"error": {"message": self.message, "type": kind, "param": param, "code": self.code}}
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
+
+    def _too_long(self, path: str) -> str:
+        """The words by which agents know that they have to shorten a conversation; tests have the phrases of each."""
+        if not self.size or self.max_context is None:
+            return f"the prompt is too long: {self.message}"
+        if path.startswith(ANTHROPIC_PATH):
+            return f"prompt is too long: {self.size} > {self.max_context} maximum"
+        return (
+            f"This model's maximum context length is {self.max_context} tokens. However, your prompt has {self.size}. "
+            "Please reduce the length of the messages or the prompt, or start the server with a larger context "
+            "(--ctx-size)."
+        )
 
 
 def unsupported(param: str, what: str) -> RequestError:
@@ -73,11 +89,11 @@ def unsupported(param: str, what: str) -> RequestError:
     return RequestError(400, f"{param}: {what}; leave it out", param, "unsupported_parameter")
 
 
-def of_llmcl(error: LlmclError) -> RequestError:
-    """An error of the engine, as one of the request that met it."""
+def of_llmcl(error: LlmclError, max_context: int | None = None) -> RequestError:
+    """An error of the engine, as one of the request that met it. max_context: tokens that a prompt may have."""
     message = f"{error.problem} {_OTHER_PROMPTS}" if error.problem else str(error)
     if isinstance(error, ContextLengthError):
-        return RequestError(400, message, "messages", TOO_LONG)
+        return RequestError(400, message, "messages", TOO_LONG, size=error.size, max_context=max_context)
     if isinstance(error, UsageError):
         return RequestError(400, message)
     status = 503 if isinstance(error, DeviceError) else 500

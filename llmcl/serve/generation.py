@@ -83,7 +83,7 @@ class GenerationResponse:
             self._check_ended()
             whole = self._form.whole(self._answers)
         except Exception as error:
-            raise as_refusal(error) from error
+            raise as_refusal(error, self._served) from error
         leave()
         await AsciiJSONResponse(whole)(scope, receive, send)
 
@@ -91,7 +91,7 @@ class GenerationResponse:
         try:
             await self._stream_events(scope, send, leave)
         except Exception as error:
-            raise error if isinstance(error, ClientGoneError) else as_refusal(error) from error
+            raise error if isinstance(error, ClientGoneError) else as_refusal(error, self._served) from error
 
     async def _stream_events(self, scope: Scope, send: Send, leave: Callable[[], None]) -> None:
         form, settings, record = self._form, self._service.settings, record_of(scope)
@@ -131,7 +131,7 @@ class GenerationResponse:
                 if not sender.is_begun:
                     raise
                 # Too late for a status: the stream says it.
-                refusal = as_refusal(error)
+                refusal = as_refusal(error, self._served)
                 record.error = refusal.message
                 sender.put(form.error(refusal.body(scope["path"])))
             else:
@@ -162,12 +162,14 @@ class GenerationResponse:
         metrics.predicted_seconds.inc(sum(times_ms) / 1e3)
 
 
-def as_refusal(error: Exception) -> RequestError:
-    """Any exception as what a client is told: an unexpected one says no more than that it is ours."""
+def as_refusal(error: Exception, served: Served | None) -> RequestError:
+    """Any exception as what a client is told: an unexpected one says no more than that it is ours. served: the model,
+    if it is ready.
+    """
     if isinstance(error, RequestError):
         return error
     if environ.get("LLMCL_DEBUG") == "1":
         traceback.print_exception(error)
     if isinstance(error, LlmclError):
-        return of_llmcl(error)
+        return of_llmcl(error, None if served is None else served.max_context)
     return RequestError(500, f"unexpected {type(error).__name__}: a defect of llmcl; LLMCL_DEBUG=1 shows where")

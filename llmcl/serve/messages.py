@@ -44,7 +44,7 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
     prepared = await prepare(served, _messages(fields), use, structure, _variables(fields))
     prompt, reader = prepared.prompt, prepared.reader
     ask = Ask(prompt, min(max_tokens, served.max_context), {**options, **prepared.options}, stop, reader=reader)
-    form = MessageForm(served.name, len(prompt), served.tokenizer)
+    form = MessageForm(served.name, len(prompt), max_tokens, served.tokenizer)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
 
@@ -76,9 +76,10 @@ def _variables(fields: Fields) -> dict[str, Any]:
 class MessageForm:
     """A message, and the events of one."""
 
-    def __init__(self, model: str, n_prompt: int, tokenizer: Tokenizer):
+    def __init__(self, model: str, n_prompt: int, max_tokens: int, tokenizer: Tokenizer):
         self._head = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant", "model": model}
         self._n_prompt = n_prompt
+        self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False  # the last block
@@ -160,9 +161,13 @@ class MessageForm:
 
     def _ending(self, answer: Answer) -> dict[str, str | None]:
         stop = answer.stop_string(self._tokenizer)
-        reason = "max_tokens" if answer.finish_reason == "length" else "end_turn" if stop is None else "stop_sequence"
-        if reason == "end_turn" and answer.calls:
-            reason = "tool_use"
+        if answer.finish_reason == "length":
+            is_context = len(answer.token_ids) < self._max_tokens
+            reason = "model_context_window_exceeded" if is_context else "max_tokens"
+        elif stop is not None:
+            reason = "stop_sequence"
+        else:
+            reason = "tool_use" if answer.calls else "end_turn"
         return {"stop_reason": reason, "stop_sequence": stop}
 
 

@@ -77,10 +77,7 @@ class Served:
         if not prompt:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(prompt) > self.max_context:
-            raise ContextLengthError(
-                f"the prompt has {len(prompt)} tokens, the context {self.max_context}; shorten the prompt or start the "
-                "server with a larger context (--ctx-size)"
-            )
+            raise self._too_long(f"{len(prompt)} tokens")
         if min(prompt) < 0 or max(prompt) >= self.vocab_size:
             unknown = next(token for token in prompt if not 0 <= token < self.vocab_size)
             raise UsageError(f"token id {shown(unknown)} is not in the vocabulary; expected 0 to {self.vocab_size - 1}")
@@ -103,10 +100,7 @@ class Served:
 
         most = None if counted else self.max_context
         if most is not None and len(messages) > most:  # the template would keep others waiting
-            raise ContextLengthError(
-                f"the prompt has {len(messages)} messages, the context {most} tokens; send fewer messages or start the "
-                "server with a larger context (--ctx-size)"
-            )
+            raise self._too_long(f"at least {len(messages)} tokens")  # each message has one or more
 
         def work() -> list[int] | str:
             text = self.tokenizer.render_chat(messages, True, tools, variables)
@@ -136,10 +130,10 @@ class Served:
         if counted:
             message = f"the text has {n_bytes} bytes, expected at most {self.max_text}; send it in parts"
             raise RequestError(413, message, code="request_too_large")
-        raise ContextLengthError(
-            f"the prompt has {n_bytes} bytes of text, expected at most {self.max_text}; shorten the prompt or start "
-            "the server with a larger context (--ctx-size)"
-        )
+        raise self._too_long(f"{n_bytes} bytes of text")
+
+    def _too_long(self, size: str) -> ContextLengthError:
+        return ContextLengthError.with_size(size, f"the prompt has {size}, the context {self.max_context} tokens")
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:
         """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.

@@ -141,9 +141,11 @@ class Tokenizer:
         check_text("text", text)
         _check_unicode(text)
         if most is not None and len(text) > max(_LONG, most) and (least := self._least_tokens(text)) > most:
-            raise ContextLengthError(
-                f"the prompt has at least {least} tokens, the context {most}; shorten the prompt or raise the context "
-                "(--ctx-size, max_context)"
+            size = f"at least {least} tokens"
+            raise ContextLengthError.with_size(
+                size,
+                f"the prompt has {size}, the context {most}; shorten the prompt or raise the context "
+                "(--ctx-size, max_context)",
             )
         with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."):
             ids = self._library_ids(text, add_special_tokens)
