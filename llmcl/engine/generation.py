@@ -57,6 +57,8 @@ class AnswerOptions:
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0  # before which neither an end-of-text token nor a stop token ends the answer
+    stop_token_ids: Sequence[int] = ()  # further tokens that end it
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     schema: Any = None
@@ -65,6 +67,7 @@ class AnswerOptions:
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
+        check_whole("min_tokens", self.min_tokens, 0)
         check_flags(ignore_eos=self.ignore_eos)
         # Of its own: the caller's may be an iterator, or change while the answer is made.
         if isinstance(self.stop, Iterable) and not isinstance(self.stop, (str, bytes)):
@@ -73,8 +76,9 @@ class AnswerOptions:
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         StopMatcher(self.stop)
         _ = self.sampling
-        if (to_match := self.to_match) is not None and self.ignore_eos:
-            raise UsageError(f"ignore_eos and {to_match.kind} exclude each other: an answer ends where that ends")
+        if (to_match := self.to_match) is not None and (self.ignore_eos or self.min_tokens):
+            name = "ignore_eos" if self.ignore_eos else "min_tokens"
+            raise UsageError(f"{name} and {to_match.kind} exclude each other: an answer ends where that ends")
 
     @cached_property
     def to_match(self) -> Grammar | None:
@@ -301,6 +305,8 @@ class PieceWriter:
         self._shown = ShownText.of(tokenizer) if tokenizer and shown and not exact else None
         self._matcher = StopMatcher(options.stop)
         self._eos = tokenizer.eos_token_ids if tokenizer and not options.ignore_eos else frozenset()
+        self._stops = frozenset(options.stop_token_ids)
+        self._n_before_end = options.min_tokens  # tokens that still come before one may end the answer
         self._left = n_tokens
         self._recorder = recorder
         self._stats = stats
@@ -308,12 +314,14 @@ class PieceWriter:
     def push(self, token: int, logprob: LogProb | None = None) -> Piece:
         tbt_ms = self._recorder.token()
         self._left -= 1
-        at_end = token in self._eos
+        may_end, self._n_before_end = self._n_before_end <= 0, self._n_before_end - 1
+        at_end = may_end and token in self._eos
+        at_stop = may_end and token in self._stops
         text, stopped = self._matcher.push("" if at_end else self._text_of(token, self._detokenizer.push(token)))
-        if not stopped and (at_end or not self._left):
+        if not stopped and (at_end or at_stop or not self._left):
             tail, stopped = self._matcher.push(self._last_text())
             text += tail + self._matcher.flush()
-        if stopped or at_end:
+        if stopped or at_end or at_stop:
             return Piece(text, token, tbt_ms, "stop", self._stats(), logprob)
         if not self._left:
             return Piece(text, token, tbt_ms, "length", self._stats(), logprob)

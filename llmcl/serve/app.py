@@ -51,6 +51,7 @@ ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
+    "/responses": "/v1/responses",
 }
 # Paths of which each request, if it is not refused, has the engine make answers.
 ANSWERING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})

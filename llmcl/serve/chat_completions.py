@@ -10,21 +10,19 @@ from typing import Any
 from starlette.requests import Request
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import openai_messages, template_variables, thinking
+from llmcl.serve.conversation import openai_messages, read_ending, template_variables, thinking
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.prepared import prepare
-from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
+from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, max_tokens, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask, cached_tokens
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
 from llmcl.serve.tools import openai_tools
 from llmcl.tokenizer.answer_parts import CallPart, Part, Said
-
-_ROOM = 1 << 31  # more tokens than any context: the answer ends where that does
 
 
 async def chat_completions(request: Request, service: Service) -> GenerationResponse:
@@ -43,16 +41,16 @@ async def chat_completions(request: Request, service: Service) -> GenerationResp
         options["logprobs"] = top or 0
     elif top is not None:
         raise wrong("top_logprobs", top, "it with logprobs: true alone")
-    max_tokens = fields.whole("max_completion_tokens", None, 1) or fields.whole("max_tokens", _ROOM, 1) or _ROOM
+    most = max_tokens(fields, "max_completion_tokens", "max_tokens") or served.max_context
     n = fields.whole("n", 1, 1, MAX_ANSWERS) or 1
     stop = fields.strings("stop", MAX_STOPS)
     stream = fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
-    prepared = await prepare(served, messages, use, structure, variables)
+    prepared = await prepare(served, messages, use, structure, variables, ending=read_ending(fields, messages))
     prompt, reader = prepared.prompt, prepared.reader
     options |= prepared.options
-    max_tokens = min(max_tokens, served.max_context)
-    asks = [Ask(prompt, max_tokens, of_choice(options, i), stop, reader=reader) for i in range(n)]
+    most = min(most, served.max_context)
+    asks = [Ask(prompt, most, of_choice(options, i), stop, reader=reader) for i in range(n)]
     writer = LogProbWriter(served.tokenizer) if with_logprobs else None
     form = ChatForm(served.name, len(prompt), writer, with_usage=with_usage)
     return GenerationResponse(service, served, asks, form, stream=stream)

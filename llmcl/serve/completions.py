@@ -16,7 +16,7 @@ from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
-from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, of_choice, read_sampling
+from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, max_tokens, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
@@ -38,7 +38,7 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
     n = fields.whole("n", 1, 1, MAX_ANSWERS) or 1
     if (fields.whole("best_of", n, 1, MAX_ANSWERS) or n) != n:
         raise unsupported("best_of", "a choice among more answers than n is not supported")
-    max_tokens = fields.whole("max_tokens", _MAX_TOKENS, 0)
+    most = max_tokens(fields, "max_tokens", default=_MAX_TOKENS, least=0)
     stop = fields.strings("stop", MAX_STOPS)
     echo, stream = fields.flag("echo"), fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
@@ -46,7 +46,7 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
     asks = [
         Ask(
             prompt,
-            min(max_tokens or 0, served.max_context),
+            served.max_context if most is None else min(most, served.max_context),
             of_choice(options, i),
             stop,
             head=text if echo else "",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Any
+from typing import Any, Literal
 
 from llmcl.errors import UsageError, shown
 from llmcl.serve.errors import RequestError, unsupported
@@ -12,6 +12,8 @@ from llmcl.serve.fields import Fields, wrong
 
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 BILLING = "x-anthropic-billing-header:"  # changes with every request, and with it all that follows in the prefix cache
+Ending = Literal["answer", "nothing", "within"]
+"""A prompt ends with the opening of an answer, behind the last message, or within it, so that the answer goes on."""
 _THOUGHTS = ("thinking", "redacted_thinking")  # of earlier answers
 
 
@@ -21,6 +23,37 @@ def openai_messages(fields: Fields) -> list[dict[str, Any]]:
     if not messages:
         raise RequestError(400, "messages: expected at least one message", "messages", "missing_required_parameter")
     return messages
+
+
+def read_ending(fields: Fields, messages: list[dict[str, Any]]) -> Ending:
+    """The fields `continue_final_message` and `add_generation_prompt`, as vLLM has them."""
+    goes_on = fields.flag("continue_final_message")
+    opens = fields.flag("add_generation_prompt", not goes_on)
+    if not goes_on:
+        return "answer" if opens else "nothing"
+    name = "continue_final_message"
+    if opens:
+        raise RequestError(400, f"{name}: contradicts add_generation_prompt; leave one of them out", name)
+    check_goes_on(messages, name)
+    return "within"
+
+
+def check_goes_on(messages: list[dict[str, Any]], param: str) -> None:
+    """Raises RequestError, which blames the field `param`, where no answer can go on from the last message."""
+    if messages[-1]["role"] != "assistant":
+        raise wrong(param, messages[-1]["role"], "a last message of the assistant's")
+    if messages[-1].get("tool_calls"):
+        raise unsupported(param, "an answer cannot go on from calls of tools")
+
+
+def system_merged(messages: list[dict[str, Any]], *, all_of_them: bool = False) -> list[dict[str, Any]]:
+    """The system messages at the front as one, since many templates take no second. all_of_them: later ones, too."""
+    n = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
+    rest = [message for message in messages[n:] if not (all_of_them and message["role"] == "system")]
+    system = [*messages[:n], *(later for later in messages[n:] if all_of_them and later["role"] == "system")]
+    if len(system) < 2 and len(system) == n:
+        return messages
+    return [{**system[0], "content": "\n\n".join(message["content"] for message in system)}, *rest]
 
 
 def _openai_message(message: Fields) -> dict[str, Any]:
@@ -162,8 +195,6 @@ def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
     said = [read for message in fields.objects("messages") for read in _anthropic_message(message)]
     if not said:
         raise RequestError(400, "messages: expected at least one message", "messages")
-    if said[-1]["role"] == "assistant":
-        raise unsupported("messages", "an answer that goes on from the assistant's own last message is not supported")
     return messages + said
 
 

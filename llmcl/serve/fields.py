@@ -96,14 +96,14 @@ class Fields:
         return None if value is None else str(value)
 
     def strings(self, field: str, most: int) -> tuple[str, ...]:
-        """A string, or a list of up to `most`; none is empty."""
+        """A string, or a list of up to `most`. Empty ones count for nothing."""
         value = self.given(field)
         if value is None:
             return ()
         texts = [value] if isinstance(value, str) else value
-        if not isinstance(texts, list) or len(texts) > most or not all(isinstance(t, str) and t for t in texts):
-            raise wrong(self.name(field), value, f"a string or a list of up to {most}, none of them empty")
-        return tuple(texts)
+        if not isinstance(texts, list) or len(texts) > most or not all(isinstance(text, str) for text in texts):
+            raise wrong(self.name(field), value, f"a string or a list of up to {most}")
+        return tuple(text for text in texts if text)
 
     def strings_by_name(self) -> dict[str, str]:
         """The object itself, if all its values are strings."""

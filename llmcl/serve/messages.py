@@ -11,12 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import anthropic_messages, thinking
+from llmcl.serve.conversation import Ending, anthropic_messages, check_goes_on, thinking
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.prepared import encode_with_tools, prepare
-from llmcl.serve.sampling import MAX_STOPS, read_sampling
+from llmcl.serve.sampling import MAX_STOPS, max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
@@ -32,7 +32,7 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.required("max_tokens", "a whole number")
-    max_tokens = fields.whole("max_tokens", None, 1) or 1
+    most = max_tokens(fields, "max_tokens") or served.max_context
     _refuse_what_is_missing(fields)
     options = read_sampling(fields, served)
     stop = fields.strings("stop_sequences", MAX_STOPS)
@@ -41,10 +41,11 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
     config = fields.object("output_config")
     format = fields.object("output_format") if config.given("format") is None else config.object("format")
     structure = await read_structure(fields, served, format)
-    prepared = await prepare(served, _messages(fields), use, structure, _variables(fields))
+    said = _messages(fields)
+    prepared = await prepare(served, said, use, structure, _variables(fields), ending=_ending(said))
     prompt, reader = prepared.prompt, prepared.reader
-    ask = Ask(prompt, min(max_tokens, served.max_context), {**options, **prepared.options}, stop, reader=reader)
-    form = MessageForm(served.name, len(prompt), max_tokens, served.tokenizer)
+    ask = Ask(prompt, min(most, served.max_context), {**options, **prepared.options}, stop, reader=reader)
+    form = MessageForm(served.name, len(prompt), most, served.tokenizer)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
 
@@ -53,9 +54,18 @@ async def count_tokens(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     _refuse_what_is_missing(fields)
-    messages, use, variables = _messages(fields), anthropic_tools(fields), _variables(fields)
-    prompt = await service.count(request, encode_with_tools(served, messages, use, variables, counted=True))
+    said, use, variables = _messages(fields), anthropic_tools(fields), _variables(fields)
+    counting = encode_with_tools(served, said, use, variables, ending=_ending(said), counted=True)
+    prompt = await service.count(request, counting)
     return JSONResponse({"input_tokens": len(prompt)})
+
+
+def _ending(said: list[dict[str, Any]]) -> Ending:
+    """An answer goes on from an assistant's message at the end."""
+    if said[-1]["role"] != "assistant":
+        return "answer"
+    check_goes_on(said, "messages")
+    return "within"
 
 
 def _messages(fields: Fields) -> list[dict[str, Any]]:

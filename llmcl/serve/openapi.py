@@ -44,8 +44,8 @@ def _some(n: int, items: Schema) -> Schema:
 _TEXT, _WHOLE, _NUMBER = {"type": "string"}, {"type": "integer"}, {"type": "number"}
 _ID: Schema = {"$ref": "#/components/schemas/TokenId"}
 _FLAG = _or_null("boolean")
-_COUNT = _or_null("integer", minimum=1, maximum=MAX_INT)
-_STOPS = {"oneOf": [{"type": "null"}, {"type": "string", "minLength": 1}, _some(MAX_STOPS, {**_TEXT, "minLength": 1})]}
+_COUNT: Schema = {"oneOf": [{"type": "null"}, {"const": -1}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
+_STOPS = {"oneOf": [{"type": "null"}, _TEXT, _some(MAX_STOPS, _TEXT)]}
 _SAMPLING: dict[str, Schema] = {
     "temperature": _zero_or(minimum=1e-30, maximum=1e30),
     "top_p": _or_null("number", exclusiveMinimum=0, maximum=1),
@@ -55,6 +55,9 @@ _SAMPLING: dict[str, Schema] = {
     "presence_penalty": _or_null("number", minimum=-2, maximum=2),
     "frequency_penalty": _or_null("number", minimum=-2, maximum=2),
     "seed": _or_null("integer", minimum=-1, maximum=(1 << 63) - 1),
+    "ignore_eos": _FLAG,
+    "min_tokens": _or_null("integer", minimum=0, maximum=MAX_INT),
+    "stop_token_ids": {"oneOf": [{"type": "null"}, _list(_ID)]},
 }
 _OPENAI: dict[str, Schema] = {
     **_SAMPLING,
@@ -104,6 +107,7 @@ def _tools(kind: str, parameters: str, *, nested: bool = False) -> Schema:
     return {"oneOf": [{"type": "null"}, _list(_object({"type": {"enum": [kind]}, **inner}, *names), maxItems=3)]}
 
 
+_ENDING: dict[str, Schema] = {"add_generation_prompt": _FLAG, "continue_final_message": _FLAG}
 _VARIABLES = _or_null("object", properties={"enable_thinking": _FLAG})  # and what else a template reads
 _TOOL_USE: dict[str, Schema] = {
     "tool_choice": {"enum": [None, "none", "auto", "required"]},
@@ -135,6 +139,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "logprobs": _FLAG,
                 "top_logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
                 "chat_template_kwargs": _VARIABLES,
+                **_ENDING,
                 "reasoning_effort": {"enum": [None, "none", "low", "medium", "high"]},
                 "response_format": _format(json_schema=_object({"name": _TEXT, "schema": _SCHEMA}, "schema")),
                 **_MATCHED,
@@ -183,7 +188,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 **_SAMPLING,
                 **_ANTHROPIC,
                 "messages": _list(_ANTHROPIC_MESSAGE, minItems=1),
-                "max_tokens": {"type": "integer", "minimum": 1, "maximum": MAX_INT},
+                "max_tokens": {"oneOf": _COUNT["oneOf"][1:]},
                 "stop_sequences": _STOPS,
                 "tools": _tools("custom", "input_schema"),
                 "tool_choice": _or_null("object", properties={"type": {"enum": ["auto", "any", "none"]}}),
@@ -204,8 +209,8 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
     "/v1/embeddings": ("Answered with 501: the model makes text.", _object({}), _object({})),
     "/tokenize": (
         "A text as token ids.",
-        _object({"content": _TEXT, "add_special": _FLAG}, "content"),
-        _object({"tokens": _list(_WHOLE)}, "tokens"),
+        _object({"content": _TEXT, "add_special": _FLAG, "with_pieces": _FLAG}, "content"),
+        _object({"tokens": _list({"oneOf": [_WHOLE, _object({"id": _WHOLE, "piece": {}}, "id", "piece")]})}, "tokens"),
     ),
     "/detokenize": (
         "Token ids as text.",
@@ -214,7 +219,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
     ),
     "/apply-template": (
         "A conversation as the text that the model reads.",
-        _object({"messages": _MESSAGES, "chat_template_kwargs": _VARIABLES}, "messages"),
+        _object({"messages": _MESSAGES, "chat_template_kwargs": _VARIABLES, **_ENDING}, "messages"),
         _object({"prompt": _TEXT}, "prompt"),
     ),
 }

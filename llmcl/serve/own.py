@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 
 import llmcl
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import openai_messages, template_variables
+from llmcl.serve.conversation import openai_messages, read_ending, template_variables
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse
@@ -86,18 +86,29 @@ async def embeddings(request: Request, service: Service) -> Response:
 
 
 async def tokenize(request: Request, service: Service) -> Response:
-    """{"content": text, "add_special": false} -> {"tokens": ids}."""
+    """{"content": text, "add_special": false, "with_pieces": false} -> {"tokens": ids}, or each with its text."""
     served = service.served()
     fields = await read_fields(request, service.settings)
     if (text := fields.text("content")) is None:
         raise wrong("content", None, "a string")
     served.check_text(text, counted=True)
-    add_special = fields.flag("add_special")
+    add_special, with_pieces = fields.flag("add_special"), fields.flag("with_pieces")
 
     def work() -> Response:
-        return JSONResponse({"tokens": served.tokenizer.encode(text, add_special)})
+        ids = served.tokenizer.encode(text, add_special)
+        return AsciiJSONResponse({"tokens": [_with_piece(served, i) for i in ids] if with_pieces else ids})
 
     return await service.count(request, served.beside(work))
+
+
+def _with_piece(served: Served, token_id: int) -> dict[str, Any]:
+    """As llama-server writes it: bytes that are no text by themselves are a list of numbers."""
+    data = served.tokenizer.token_bytes(token_id)
+    try:
+        piece: str | list[int] = data.decode() if data else served.tokenizer.token(token_id) or ""
+    except UnicodeDecodeError:
+        piece = [*data]
+    return {"id": token_id, "piece": piece}
 
 
 async def detokenize(request: Request, service: Service) -> Response:
@@ -120,5 +131,6 @@ async def apply_template(request: Request, service: Service) -> Response:
     served = service.served()
     fields = await read_fields(request, service.settings)
     messages, variables = openai_messages(fields), template_variables(fields)
-    prompt = await asyncio.to_thread(served.tokenizer.render_chat, messages, True, None, variables)
+    ending = read_ending(fields, messages)
+    prompt = await asyncio.to_thread(served.render, messages, None, variables, ending)
     return AsciiJSONResponse({"prompt": prompt})

@@ -8,6 +8,7 @@ from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from llmcl.serve.answer_reader import AnswerReader
+from llmcl.serve.conversation import Ending
 from llmcl.serve.errors import RequestError
 from llmcl.serve.served import Served
 from llmcl.serve.thoughts import ThoughtMarks, thought_marks
@@ -55,14 +56,16 @@ async def encode_with_tools(
     use: ToolUse,
     variables: Mapping[str, Any] | None = None,
     *,
+    ending: Ending = "answer",
     counted: bool = False,
 ) -> list[int]:
-    """The prompt of a conversation in which tools may be called. variables: what else the template is to see. counted:
-    as of `Served.encode_chat`.
+    """The prompt of a conversation in which tools may be called. variables: what else the template is to see. ending,
+    counted: as of `Served.encode_chat`.
     """
     template = served.tokenizer.chat_template
     tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
-    return await served.encode_chat(with_tools(messages, template, use), tools or None, variables, counted=counted)
+    shown = with_tools(messages, template, use)
+    return await served.encode_chat(shown, tools or None, variables, ending=ending, counted=counted)
 
 
 async def prepare(
@@ -71,16 +74,19 @@ async def prepare(
     use: ToolUse,
     structure: Mapping[str, Any],
     variables: Mapping[str, Any] | None = None,
+    *,
+    ending: Ending = "answer",
 ) -> Prepared:
     """structure: the option of `LLM.stream` that says what the answer is to match, if it calls no tools. variables:
-    what else the chat template is to see.
+    what else the chat template is to see. ending: of the prompt.
 
     Raises RequestError for tools whose calls cannot be constrained.
     """
     tokenizer = served.tokenizer
-    prompt = await encode_with_tools(served, messages, use, variables)
+    prompt = await encode_with_tools(served, messages, use, variables, ending=ending)
     habits = _Habits.of(tokenizer, tokenizer.chat_template)
-    in_channels, marks, special, family = habits.in_channels, habits.marks, habits.special, habits.family
+    marks, special, family = habits.marks, habits.special, habits.family
+    in_channels = habits.in_channels and ending != "within"  # the last message goes on in its channel
     tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
     thinks = tail.rstrip().endswith(marks.begin)
     schema = structure.get("schema")

@@ -15,7 +15,7 @@ from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.prepared import prepare
-from llmcl.serve.sampling import read_sampling
+from llmcl.serve.sampling import max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
@@ -33,14 +33,14 @@ async def responses(request: Request, service: Service) -> GenerationResponse:
     use = openai_tools(fields)
     structure = await read_structure(fields, served, fields.object("text").object("format"))
     options = read_sampling(fields, served)
-    max_tokens = fields.whole("max_output_tokens", None, 1)
+    limit = max_tokens(fields, "max_output_tokens")
     stream = fields.flag("stream")
     variables = thinking(None, fields.object("reasoning").text("effort"))
     prepared = await prepare(served, messages, use, structure, variables)
     prompt, reader = prepared.prompt, prepared.reader
-    most = min(max_tokens or served.max_context, served.max_context)
+    most = min(limit or served.max_context, served.max_context)
     ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader)
-    form = ResponseForm(served.name, len(prompt), fields, options, max_tokens, use)
+    form = ResponseForm(served.name, len(prompt), fields, options, limit, use)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from llmcl.errors import UsageError
 from llmcl.serve.errors import RequestError
-from llmcl.serve.fields import Fields, wrong
+from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.served import Served
 
 MAX_STOPS = 16
@@ -32,13 +32,41 @@ def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
         "frequency_penalty": fields.number("frequency_penalty", 0.0, -2.0, 2.0),
         "seed": None if seed == -1 else seed,  # -1: llama.cpp's word for any
     }
+    options |= {name: value for name, value in _ends(fields, served.vocab_size).items() if value}
     if bias := _bias(fields, served.vocab_size):
         options["logit_bias"] = bias
     try:
-        SamplingParams(**options)
+        SamplingParams(**{name: value for name, value in options.items() if name not in _ENDS})
     except UsageError as error:
         raise RequestError(400, str(error), str(error).partition(" ")[0], "invalid_value") from None
     return options
+
+
+_ENDS = "ignore_eos", "min_tokens", "stop_token_ids"
+
+
+def _ends(fields: Fields, vocab_size: int) -> dict[str, Any]:
+    """What says where an answer may end, beside texts: vLLM's names, the first of which llama-server has, too."""
+    given = fields.items("stop_token_ids")
+    ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < vocab_size]
+    if len(ids) < len(given):
+        raise wrong("stop_token_ids", given, f"a list of token ids from 0 to {vocab_size - 1}")
+    return {
+        "ignore_eos": fields.flag("ignore_eos"),
+        "min_tokens": fields.whole("min_tokens", 0, 0),
+        "stop_token_ids": tuple(ids),
+    }
+
+
+def max_tokens(fields: Fields, *names: str, default: int | None = None, least: int = 1) -> int | None:
+    """The first of these fields that is there; None for no limit, as which some clients write -1."""
+    for name in names:
+        if fields.given(name) is not None:
+            most = fields.whole(name, None, -1)
+            if most is not None and -1 < most < least:
+                raise wrong(name, most, f"a whole number, {least} or more, or -1 for no limit")
+            return None if most == -1 else most
+    return default
 
 
 def _bias(fields: Fields, vocab_size: int) -> dict[int, float]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from llmcl.errors import ContextLengthError, UsageError, shown
+from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
@@ -88,10 +90,11 @@ class Served:
         tools: list[dict[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
         *,
+        ending: Ending = "answer",
         counted: bool = False,
     ) -> list[int]:
-        """The token ids of a conversation. counted: they are not to be answered, so that any number will do; else
-        ContextLengthError for what has more than the context for certain.
+        """The token ids of a conversation. ending: of the prompt. counted: they are not to be answered, so that any
+        number will do; else ContextLengthError for what has more than the context for certain.
 
         The template runs in a process of its own, and the wait in a thread. That is one thread for all, since the
         process renders one after the other: many that wait for it take twice as long. Long texts become tokens in
@@ -103,7 +106,7 @@ class Served:
             raise self._too_long(f"at least {len(messages)} tokens")  # each message has one or more
 
         def work() -> list[int] | str:
-            text = self.tokenizer.render_chat(messages, True, tools, variables)
+            text = self.render(messages, tools, variables, ending)
             return self.tokenizer.encode(text, False) if len(text) < _LONG else text
 
         rendered = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
@@ -113,6 +116,35 @@ class Served:
         if counted:
             return await self.beside(lambda: self.tokenizer.encode(rendered, False))
         return await asyncio.to_thread(self.tokenizer.encode, rendered, False, most=most)
+
+    def render(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        ending: Ending = "answer",
+    ) -> str:
+        """A conversation as text. Where the template refuses later system messages, these go to the front."""
+        said = system_merged(messages)
+        mark = ""
+        if ending == "within":  # what the template writes behind the last message is cut off
+            mark = secrets.token_hex(8)
+            said = [*said[:-1], {**said[-1], "content": (said[-1]["content"] or "") + mark}]
+        try:
+            text = self.tokenizer.render_chat(said, ending == "answer", tools, variables)
+        except UsageError as error:
+            moved = system_merged(said, all_of_them=True)
+            if moved is said:
+                raise
+            try:
+                text = self.tokenizer.render_chat(moved, ending == "answer", tools, variables)
+            except UsageError:
+                raise error from None
+        if mark:
+            text, is_shown, _ = text.rpartition(mark)
+            if not is_shown:
+                raise UsageError("the chat template does not show the last message, so no answer can go on from it")
+        return text
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Runs work on tokens that no answer waits for, in one thread for all."""

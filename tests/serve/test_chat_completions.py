@@ -263,11 +263,14 @@ def test_top_p_0_leaves_the_likeliest(server: Running) -> None:
         ({"top_k": 1.5}, "top_k"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": "16"}, "max_tokens"),
-        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_completion_tokens": -2}, "max_completion_tokens"),
         ({"seed": 1 << 64}, "seed"),
         ({"n": 0}, "n"),
         ({"n": 7}, "n"),
-        ({"stop": ""}, "stop"),
+        ({"stop": 3}, "stop"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"stop_token_ids": [258]}, "stop_token_ids"),
+        ({"ignore_eos": "yes"}, "ignore_eos"),
         ({"stop": ["a", 1]}, "stop"),
         ({"stop": ["a"] * 17}, "stop"),
         ({"stream": "yes"}, "stream"),
@@ -335,9 +338,11 @@ def test_a_template_that_fails_with_what_is_given_is_a_400() -> None:
         assert "TypeError" in error.message and "--raw" not in error.message and "/v1/completions" in error.message
 
 
-def test_what_the_template_refuses_is_a_400(shared: Running) -> None:
-    error = refusal(shared, messages=[*USER, {"role": "system", "content": "late"}])
-    assert "system first" in error.message
+def test_what_the_template_refuses_is_a_400() -> None:
+    template = "{% for m in messages %}{{ raise_exception('not ' + m.role) if m.role != 'user' }}{% endfor %}"
+    with running(FakeEngine(byte_tokenizer(template))) as server:
+        error = refusal(server, messages=[*USER, {"role": "system", "content": "late"}])
+        assert "not system" in error.message
 
 
 @pytest.mark.parametrize("template", [None, "{{ 1 + 'one' }}", "{% if %}", "{{ raise_exception('no.') }}", "{# #}"])

@@ -169,7 +169,7 @@ def test_a_stream_of_several(echoing: Running) -> None:
         ({"prompt": ["a", 3]}, "prompt[1]"),
         ({"prompt": ["a", [True]]}, "prompt[1]"),
         ({"prompt": "a", "echo": "yes"}, "echo"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
+        ({"prompt": "a", "max_tokens": -2}, "max_tokens"),
         ({"prompt": "a", "logprobs": 21}, "logprobs"),
         ({"prompt": "a", "logprobs": 21, "echo": True}, "logprobs"),
         ({"prompt": "a", "suffix": "b"}, "suffix"),
