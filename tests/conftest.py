@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.runtime.device import Device
 
+os.environ.setdefault("LLMCL_COMPILE_JOBS", "1")  # tests run side by side themselves
 LEFT = pytest.StashKey[int]()  # the number of cases that `--quick` or `--pairs` leaves out
 EXPECTED = {
     "intel-cpu": 'pip install "llmcl[cpu]", x86-64 only',

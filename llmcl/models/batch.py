@@ -84,7 +84,7 @@ def make_batch(
         logit_rows=max_sequences,
         step_rows=rows if reads_together(model) else 0,
         mods=model.mods,
-        progress=progress,
+        prepared=False,
     )
     return Batch(own, max_sequences, rows, progress, invariant=invariant)
 
@@ -148,7 +148,9 @@ class Batch:
         others = *(self._ragged.launches if self._ragged else ()), *self.sampler.every_launch
         for launch in (*separate, *others):
             launch.share_seldom_used()
-        with device.compile_progress((*self.decode_launches, *others), progress):
+        decode = [launch for bound in self._decode.values() for launch in bound.to_prepare]
+        with device.compile_progress((*model.launches_to_prepare, *decode, *others), progress):
+            model.prepare(None)
             for bound in self._decode.values():
                 bound.prepare()
             for launch in others:

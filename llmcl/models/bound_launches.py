@@ -55,6 +55,11 @@ class BoundLaunches:
             self.persistent = None
             self._prepare()
 
+    @property
+    def to_prepare(self) -> list[Launch]:
+        """The launches whose kernels `prepare` compiles."""
+        return [*self.launches, *self.whole_steps.values()]
+
     def _prepare(self) -> None:
-        for launch in (*self.launches, *self.whole_steps.values()):
+        for launch in self.to_prepare:
             launch.prepare()

@@ -70,6 +70,7 @@ class Model:
         step_rows: int = 0,
         mods: Sequence[Mods] = (),
         persistent: bool = True,
+        prepared: bool = True,
         progress: Progress | None = None,
     ):
         """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
@@ -77,8 +78,8 @@ class Model:
         logit_rows, step_rows: rows of `act.logits` and of other activations, for steps of several sequences
         (models/batch.py), which read prompts: `prefill` does not. 0: there are none.
         persistent: decode with a persistent kernel where the device has one, for all layers or for the whole step
-        (kernels/common/persistent.py), and read short prompts with few launches. progress: called while kernels are
-        compiled.
+        (kernels/common/persistent.py), and read short prompts with few launches. prepared: False leaves `prepare` to
+        the caller. progress: called while kernels are compiled.
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -116,8 +117,8 @@ class Model:
         then = self.sampler.largest_launches
         listed = ListedStep([*layers, *self._head], self.step, cache.max_context, then=then)
         self._decode = BoundLaunches(device, listed, persistent=persistent)
-        self._prepare(progress)
-        self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
+        if prepared:
+            self.prepare(progress)
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
 
     def prefill(
@@ -234,20 +235,31 @@ class Model:
         """Right after `sample`: enqueues the reading of the token's log-probabilities. The function returned waits."""
         return self.sampler.logprobs.read(sequence.n_sampled - 1, [0])
 
-    def _prepare(self, progress: Progress | None) -> None:
+    def prepare(self, progress: Progress | None) -> None:
         """Compiles all kernels and makes their objects, so that it is part of loading."""
-        prefill = [bound.every for bound in self._prefill]
-        others = [launch for bound in self._prefill for launch in bound.rest]
-        for launch in (*others, *(launch for of_step in prefill for launch in (*of_step.separate, *of_step.launches))):
+        steps, others = self._to_prepare()
+        rest = [launch for bound in self._prefill for launch in bound.rest]
+        prefill = [launch for step in steps[1:] for launch in (*step.separate, *step.launches)]
+        for launch in (*rest, *prefill):
             launch.share_seldom_used()
-        others += *self._last_token, *self._head, *self.sampler.usual_launches
-        steps = self._decode, *prefill
-        launches = *(launch for of_step in steps for launch in of_step.launches), *others
-        with self.device.compile_progress(launches, progress):
-            for of_step in steps:
-                of_step.prepare()
+        with self.device.compile_progress(self.launches_to_prepare, progress):
+            for step in steps:
+                step.prepare()
             for launch in others:
                 launch.prepare()
+        self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
+
+    @property
+    def launches_to_prepare(self) -> list[Launch]:
+        """The launches whose kernels `prepare` compiles."""
+        steps, others = self._to_prepare()
+        return [*(launch for step in steps for launch in step.to_prepare), *others]
+
+    def _to_prepare(self) -> tuple[list[BoundLaunches], list[Launch]]:
+        """The steps of decode and of each size of prefill, and what they leave out."""
+        rest = [launch for bound in self._prefill for launch in bound.rest]
+        others = [*rest, *self._last_token, *self._head, *self.sampler.usual_launches]
+        return [self._decode, *(bound.every for bound in self._prefill)], others
 
     @property
     def decode_launches(self) -> Sequence[Launch]:

@@ -133,7 +133,7 @@ def prepare(
     separate = [launch for bound in forward for launch in bound.separate]
     for launch in (*separate, *others):
         launch.share_seldom_used()
-    launches = [launch for bound in forward for launch in bound.launches]
+    launches = [launch for bound in forward for launch in bound.to_prepare]
     with device.compile_progress((*launches, *others), progress):
         for bound in forward:
             bound.prepare()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 import re
 import sqlite3
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,8 +20,10 @@ import pyopencl as cl
 from platformdirs import user_cache_dir
 
 from llmcl.errors import KernelBuildError
-from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, read_cached, write_cached
-from llmcl.runtime.platforms import POCL
+from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, make_folder, read_cached, write_cached
+from llmcl.runtime.compilers import POLL_S, Compilers, Key, n_children
+from llmcl.runtime.driver_calls import DriverCall
+from llmcl.runtime.platforms import POCL, DeviceEntry
 from llmcl.runtime.processor import processor
 from llmcl.runtime.ptx_splice import needs_splice, splice
 
@@ -67,7 +71,7 @@ class KernelSource:
     constants: Mapping[str, object]
     prelude: str = ""
 
-    def program(self) -> tuple[str, str, str]:
+    def program(self) -> Key:
         """File, build constants as options, and prelude: what is compiled at once."""
         options = [f"-D {key}={constant_text(value)}" for key, value in sorted(self.constants.items())]
         if "MAX_REGISTERS" in self.constants:
@@ -99,7 +103,8 @@ class ProgramCache:
             )
         )
         self._keeps_binaries = device.platform.name != POCL
-        self._programs: dict[tuple[str, str, str], cl.Program] = {}
+        self._is_cpu = bool(device.type & cl.device_type.CPU)
+        self._programs: dict[Key, cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
         self.compile_s = 0.0
         self.compiled = 0
@@ -113,8 +118,8 @@ class ProgramCache:
         key = source.program()
         program = self._programs.get(key)
         if program is None:
-            text, options, path = self._found(*key)
-            program = self._from_disk(path, options) or self._compile(source.file, text, options, path)
+            _, options, path = self._found(*key)
+            program = self._from_disk(path, options) or self._compile(key)
             self._programs[key] = program
         if not shared:
             return _new_kernel(program, source.name)
@@ -123,14 +128,51 @@ class ProgramCache:
             self._shared[named] = _new_kernel(program, source.name)
         return self._shared[named]
 
-    def n_missing(self, sources: Iterable[KernelSource]) -> int:
-        """How many programs these need that are neither in memory nor on disk."""
-        keys = {source.program() for source in sources} - set(self._programs)
-        paths = [self._found(*key)[2] for key in keys]
+    def missing(self, sources: Iterable[KernelSource]) -> list[Key]:
+        """The programs that these need and that are neither in memory nor on disk, those that take longest first."""
+        keys = list(dict.fromkeys(key for source in sources if (key := source.program()) not in self._programs))
+        found = {key: self._found(*key) for key in keys}
+        keys.sort(key=lambda key: len(found[key][0]), reverse=True)
         try:
-            return sum(not path.exists() for path in paths) if paths and is_trusted(paths[0].parent) else len(paths)
+            if keys and is_trusted(found[keys[0]][2].parent):
+                return [key for key in keys if not found[key][2].exists()]
         except OSError:
-            return len(paths)
+            pass
+        return keys
+
+    def compile_side_by_side(self, entry: DeviceEntry, keys: Sequence[Key], report: Callable[[int], None]) -> None:
+        """Compiles programs in child processes and here, where that is faster than one after another.
+
+        report: called with the number of those that are done. What does not compile is left for `kernel` to report.
+        """
+        if not (self._keeps_binaries and _can_keep()) or not (n := n_children(entry, len(keys))):
+            return
+        start, before = time.perf_counter(), (self.compiled, self.compile_s)
+        here = 0
+        try:
+            with Compilers(entry, keys, n) as compilers:
+                while (job := compilers.take()) is not None:
+                    report(here + len(compilers.done()))
+                    with suppress(KernelBuildError), DriverCall():
+                        self._programs[keys[job]] = self._compile(keys[job])
+                        here += 1
+                while compilers.is_busy():
+                    report(here + len(compilers.done()))
+                    time.sleep(POLL_S)
+                done = len(compilers.done())
+        except OSError as error:
+            _log.info("no process was started that compiles kernels: %s", error)
+            return
+        seconds = time.perf_counter() - start
+        _log.info("compiled %d programs in %d processes in %.1f s", here + done, 1 + n, seconds)
+        self.compiled, self.compile_s = before[0] + here + done, before[1] + seconds
+
+    def store(self, key: Key) -> bool:
+        """Compiles a program into the cache on disk, for another process. False where it cannot be kept there."""
+        self._compile(key)
+        path = self._found(*key)[2]
+        # A GPU's driver makes machine code of what is kept, and has a cache of its own for it.
+        return path.exists() and (self._is_cpu or self._from_disk(path, key[1]) is not None)
 
     def _found(self, file: str, defines: str, prelude: str) -> tuple[str, str, Path]:
         """The source text of a program, its build options, and the file that is to hold it."""
@@ -157,7 +199,8 @@ class ProgramCache:
         except cl.Error:
             return None  # compiled again, which replaces the file
 
-    def _compile(self, file: str, source: str, options: str, path: Path) -> cl.Program:
+    def _compile(self, key: Key) -> cl.Program:
+        file, (source, options, path) = key[0], self._found(*key)
         if self.on_compile is not None:
             self.on_compile()
         start = time.perf_counter()
@@ -204,6 +247,16 @@ class ProgramCache:
 def _digest(path: Path, binary: bytes) -> bytes:
     """Covers the binary and its file's name, which stands for what it was compiled from. A renamed file is refused."""
     return hashlib.blake2b(path.stem.encode() + b"\0" + binary, digest_size=DIGEST_BYTES).digest()
+
+
+def _can_keep() -> bool:
+    """Whether programs can be written to the cache folder."""
+    folder = cache_dir() / "programs"
+    try:
+        make_folder(folder)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 def _new_kernel(program: cl.Program, name: str) -> cl.Kernel:

@@ -75,9 +75,9 @@ def test_programs_that_others_could_have_written_are_compiled_anew(
     assert (compiled(default_device), compiled(default_device)) == (1, 0)
     programs = ProgramCache(default_device.context, default_device.entry.device)
     sources = [KernelSource(FILE, "arithmetic_peak", CONSTANTS)]
-    assert programs.n_missing(sources) == 0
+    assert programs.missing(sources) == []
     cache.chmod(0o770)
-    assert (programs.n_missing(sources), compiled(default_device), compiled(default_device)) == (1, 1, 1)
+    assert (len(programs.missing(sources)), compiled(default_device), compiled(default_device)) == (1, 1, 1)
     (message,) = caplog.messages
     assert message.startswith(f"{cache} is not used: others may write to it") and "LLMCL_CACHE_DIR" in message
 

@@ -91,11 +91,13 @@ def test_a_probe_of_wgmma_that_was_killed_is_not_remembered(
 def test_a_driver_without_ptx_is_named(default_device: Device, empty_cache: Path) -> None:
     if default_device.entry.ptx_arch == 90:
         pytest.skip("this driver's binaries are PTX")
-    source = '// no instruction here, "//sm_90a " is enough\n__kernel void probe(__global int* x) { x[0] = 1; }'
+    prelude = '// no instruction here, "//sm_90a " is enough\n'
+    constants = {"WIDTH": 1, "CHAINS": 1, "ROUNDS": 16}
+    source = KernelSource("portable/arithmetic_peak.cl", "arithmetic_peak", constants, prelude)
     programs = ProgramCache(default_device.context, default_device.entry.device)
     with pytest.raises(KernelBuildError, match="expected PTX with one line"):
-        programs._compile("probe.cl", source, "", empty_cache / "probe.bin")
-    assert not (empty_cache / "probe.bin").exists()
+        programs.kernel(source)
+    assert not list(empty_cache.rglob("*.bin"))
 
 
 def test_the_spliced_program_is_kept(device: Device, empty_cache: Path) -> None:
