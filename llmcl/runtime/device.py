@@ -312,6 +312,11 @@ class Device:
         """Seconds spent compiling kernels, apart from those that the cache on disk had."""
         return self._programs.compile_s
 
+    @property
+    def n_compiled(self) -> int:
+        """How many programs were compiled, apart from those that the cache on disk had."""
+        return self._programs.compiled
+
     @contextmanager
     def compile_progress(self, launches: Iterable[Launch], progress: Progress | None) -> Iterator[None]:
         """Compiles what these launches lack side by side, where that is faster. The rest is compiled while it is open.
