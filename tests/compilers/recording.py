@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import OutOfDeviceMemoryError
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
+from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.platforms import DeviceEntry
@@ -87,6 +89,9 @@ class RecordingDevice(Device):
         pass
 
     finish = close = flush
+
+    def compile_progress(self, launches: Iterable[Launch], progress: Progress | None) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def take(self) -> list[KernelSource]:
         """What was bound since the last call."""
