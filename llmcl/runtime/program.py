@@ -6,7 +6,6 @@ import hashlib
 import logging
 import os
 import re
-import sqlite3
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,12 +16,12 @@ from importlib import resources
 from pathlib import Path
 
 import pyopencl as cl
-from platformdirs import user_cache_dir
 
 from llmcl.errors import KernelBuildError
 from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, make_folder, read_cached, write_cached
 from llmcl.runtime.compilers import POLL_S, Compilers, Key, n_children
 from llmcl.runtime.driver_calls import DriverCall
+from llmcl.runtime.kernel_objects import new_kernel
 from llmcl.runtime.platforms import POCL, DeviceEntry
 from llmcl.runtime.processor import processor
 from llmcl.runtime.ptx_splice import needs_splice, splice
@@ -122,10 +121,10 @@ class ProgramCache:
             program = self._from_disk(path, options) or self._compile(key)
             self._programs[key] = program
         if not shared:
-            return _new_kernel(program, source.name)
+            return new_kernel(program, source.name)
         named = (*key, source.name)
         if named not in self._shared:
-            self._shared[named] = _new_kernel(program, source.name)
+            self._shared[named] = new_kernel(program, source.name)
         return self._shared[named]
 
     def missing(self, sources: Iterable[KernelSource]) -> list[Key]:
@@ -257,17 +256,6 @@ def _can_keep() -> bool:
     except OSError:
         return False
     return os.access(folder, os.W_OK)
-
-
-def _new_kernel(program: cl.Program, name: str) -> cl.Kernel:
-    """A kernel object. pyopencl looks kernels up in a database in the user's cache folder, if there can be one."""
-    try:
-        if not cl._PYOPENCL_NO_CACHE:
-            Path(user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)
-        return cl.Kernel(program, name)
-    except (OSError, RuntimeError, sqlite3.Error):  # RuntimeError: no home folder is known
-        cl._PYOPENCL_NO_CACHE = True
-        return cl.Kernel(program, name)
 
 
 def constant_text(value: object) -> str:

@@ -60,7 +60,7 @@ def test_a_limit_of_registers_holds_for_a_kept_program(
             return [b"machine code"]
 
     monkeypatch.setattr("llmcl.runtime.program.cl.Program", Program)
-    monkeypatch.setattr("llmcl.runtime.program._new_kernel", lambda program, name: program)
+    monkeypatch.setattr("llmcl.runtime.program.new_kernel", lambda program, name: program)
     source = KernelSource("portable/embed.cl", "embed", {"MAX_REGISTERS": 128})
     for _ in range(2):
         programs = ProgramCache(default_device.context, default_device.entry.device)
