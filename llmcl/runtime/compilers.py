@@ -10,18 +10,16 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
-import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
 
 from llmcl.errors import UsageError, shown
 from llmcl.runtime import child_process
 from llmcl.runtime.cores import usable_cores
 from llmcl.runtime.host_memory import host_available_bytes
-from llmcl.runtime.platforms import DeviceEntry, find_devices
+from llmcl.runtime.platforms import DeviceEntry
 
 JOBS = "LLMCL_COMPILE_JOBS"  # the most processes that compile at once, this one included
 MAX_PROCESSES = 16
@@ -31,7 +29,7 @@ FEW_PROGRAMS = 2  # are compiled here before a child has started
 POLL_S = 0.01
 
 _JOB_BYTES = 4
-_BEGIN, _DONE, _FAILED = "begin", "done", "failed"
+BEGIN, DONE, FAILED = "begin", "done", "failed"
 
 Key = tuple[str, str, str]
 """File, build constants and prelude of a program: see `KernelSource.program`."""
@@ -62,12 +60,13 @@ class Compilers:
 
     def __init__(self, entry: DeviceEntry, keys: Sequence[Key], n: int, *, low_priority: bool = False):
         self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="llmcl-compile-", ignore_cleanup_errors=True)
+        self._closing = ExitStack()
+        self._place = self._closing.enter_context(child_process.empty_folder())
         self._queue, end = os.pipe()
         try:
             with open(end, "wb") as queue:
                 queue.write(b"".join(job.to_bytes(_JOB_BYTES, "little") for job in range(len(keys))))
-            folder = Path(self._folder.name)
+            folder = Path(self._place["cwd"])
             (folder / "programs").write_text(json.dumps(keys), encoding="utf-8")
             arguments = [str(entry.index), entry.label, str(folder / "programs"), str(int(low_priority))]
             for i in range(n):
@@ -79,11 +78,11 @@ class Compilers:
     def _start(self, log: Path, arguments: Sequence[str]) -> None:
         with open(log, "wb") as output:
             child = subprocess.Popen(
-                [child_process.interpreter(), "-m", __name__, *arguments],
-                env={**child_process.environment(), "TMPDIR": self._folder.name},
+                child_process.command("llmcl.runtime.compile_child", *arguments),
                 stdin=self._queue,
                 stdout=output,
                 stderr=subprocess.DEVNULL,
+                **self._place,
             )
         self._children.append((child, log))
 
@@ -95,18 +94,18 @@ class Compilers:
 
     def take(self) -> int | None:
         """The next job, which is then the caller's. None: all are taken."""
-        return _read_job(self._queue)
+        return read_job(self._queue)
 
     def done(self) -> set[int]:
         """The jobs whose programs are on disk."""
-        return {job for _, log in self._children for word, job in _entries(log) if word == _DONE}
+        return {job for _, log in self._children for word, job in _entries(log) if word == DONE}
 
     def is_busy(self) -> bool:
         """Whether a child is compiling a job."""
         for child, log in self._children:
             running = child.poll() is None  # before the look at what it wrote
             entries = _entries(log)
-            if running and entries and entries[-1][0] == _BEGIN:
+            if running and entries and entries[-1][0] == BEGIN:
                 return True
         return False
 
@@ -125,10 +124,10 @@ class Compilers:
         if self._queue >= 0:
             os.close(self._queue)
             self._queue = -1
-        self._folder.cleanup()
+        self._closing.close()
 
 
-def _read_job(queue: int) -> int | None:
+def read_job(queue: int) -> int | None:
     taken = os.read(queue, _JOB_BYTES)
     return int.from_bytes(taken, "little") if len(taken) == _JOB_BYTES else None
 
@@ -136,51 +135,3 @@ def _read_job(queue: int) -> int | None:
 def _entries(log: Path) -> list[tuple[str, int]]:
     lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last one is not complete yet
     return [(word, int(job)) for word, _, job in (line.partition(" ") for line in lines)]
-
-
-def _work(index: str, label: str, programs: str, low_priority: str) -> None:
-    """The child: opens the device and compiles a job after the other until there is none, or the parent is gone."""
-    parent = os.getppid()
-    log = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what drivers print
-    if int(low_priority) and hasattr(os, "nice"):
-        os.nice(10)
-    entry = next(entry for entry in find_devices() if entry.index == int(index) and entry.label == label)
-    compile_key = _compiler(entry)
-    keys = json.loads(Path(programs).read_text(encoding="utf-8"))
-    while os.getppid() == parent and (job := _read_job(0)) is not None:
-        os.write(log, f"{_BEGIN} {job}\n".encode())
-        word = _DONE if compile_key(tuple(keys[job])) else _FAILED
-        os.write(log, f"{word} {job}\n".encode())
-
-
-def _compiler(entry: DeviceEntry) -> Callable[[Key], bool]:
-    import pyopencl as cl
-
-    from llmcl.errors import KernelBuildError
-    from llmcl.runtime.program import ProgramCache
-
-    programs = ProgramCache(cl.Context([entry.device]), entry.device)
-
-    def compile_key(key: Key) -> bool:
-        try:
-            return programs.store(key)
-        except KernelBuildError:  # the parent meets it, too, and says so
-            return False
-
-    return compile_key
-
-
-def _main() -> NoReturn:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C reaches the children of a terminal's job, too
-    try:
-        _work(*sys.argv[1:])
-    except Exception:  # the parent compiles what is missing
-        os._exit(1)
-    os._exit(0)  # at once: drivers take their time to end
-
-
-if __name__ == "__main__":
-    _main()
