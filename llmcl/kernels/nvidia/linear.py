@@ -62,7 +62,7 @@ def stream_fours(dtype: str, columns: int) -> int:
     steps = -(-columns // 2048)
     if dtype not in QUANTIZED:
         return steps
-    parts = [-(-steps // pieces) for pieces in (1, 2, 4)]  # PIECES
+    parts = [-(-steps // pieces) for pieces in (1, 2, 3, 4)]  # PIECES
     return max(-(-n * -(-steps // n) // 2) * 2 for n in parts)
 
 

@@ -36,7 +36,7 @@ typedef struct {
     size_t tile;
     int column;
 } tile_column;
-inline tile_column place_in(const matrix* m, const int unit, const int column) {
+ALWAYS_INLINE tile_column place_in(const matrix* m, const int unit, const int column) {
     const int tiles = m->gated ? 2 : 1;
     if (!m->experts) {
         const tile_column there = {(size_t)unit * tiles, column};
@@ -61,7 +61,7 @@ typedef struct {
 } target;
 
 // What is added to a row; gated: to that of gate (half 0) or up (half 1).
-inline float bias_of(const target* to, const matrix* m, const int rows, const int row, const int half_unit) {
+ALWAYS_INLINE float bias_of(const target* to, const matrix* m, const int rows, const int row, const int half_unit) {
     if (!m->experts) return as_float(load4_words(to->bias + (m->gated ? half_unit * rows : 0) + row));
     const int of_expert = m->expert_units * 16;
     if (m->gated) {
@@ -76,7 +76,7 @@ inline float bias_of(const target* to, const matrix* m, const int rows, const in
 }
 
 // bias: what is added where `biased`.
-inline void deliver(const target* to, const int row, const int own_row, float value, const bool biased, const float bias) {
+ALWAYS_INLINE void deliver(const target* to, const int row, const int own_row, float value, const bool biased, const float bias) {
     if (to->flagged) {
         if (to->add) value += to->residual[own_row];
         if (biased) value = add_rounded(value, bias);

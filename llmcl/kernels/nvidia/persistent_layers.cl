@@ -123,7 +123,7 @@ enum { WEIGHT_BYTES = 2 };  // where columns are split
 
 #include "nvidia/send_attended.cl"
 
-inline matrix partition_of(const ulong weight, const int columns, const int units, const bool gated) {
+ALWAYS_INLINE matrix partition_of(const ulong weight, const int columns, const int units, const bool gated) {
     const matrix m = {(__global const void*)weight, columns, units, (int)get_group_id(0), N_GROUPS, gated, 0, 0, columns};
     return m;
 }
@@ -146,7 +146,7 @@ inline matrix partition_of(const ulong weight, const int columns, const int unit
 #endif
 #include "nvidia/layer_types.cl"
 #define FIRST_OF(words) first_product((words)[AT_QKV], GATE_WEIGHT(words), IS_RECURRENT(words) TYPES_ARG(words))
-inline matrix first_product(const ulong weight, const ulong gate, const bool recurrent TYPES_PARAM) {
+ALWAYS_INLINE matrix first_product(const ulong weight, const ulong gate, const bool recurrent TYPES_PARAM) {
     matrix m = partition_of(weight, HIDDEN, recurrent ? MIXER_UNITS : FIRST_ROWS / 16, false);
 #if HAS(ATTENTION_GATE)
     m.beyond = (__global const void*)(gate - QKV_SIZE / 16 * FIRST_TILE_BYTES);
@@ -157,11 +157,11 @@ inline matrix first_product(const ulong weight, const ulong gate, const bool rec
 }
 
 // Whether the group has units of it.
-inline bool has_units(const matrix* m) { return m->first_unit < m->n_units; }
+ALWAYS_INLINE bool has_units(const matrix* m) { return m->first_unit < m->n_units; }
 
 // The same of a product whose columns SPLIT_K neighbouring groups share: in all units a group has the same ones.
 #define K_PART ((int)get_group_id(0) % SPLIT_K)
-inline matrix split_k_of(const ulong weight, const int columns, const int units) {
+ALWAYS_INLINE matrix split_k_of(const ulong weight, const int columns, const int units) {
     const ulong at = SPLIT_K == 1 ? weight : weight + 16 * WEIGHT_BYTES * (columns / SPLIT_K) * K_PART;
     const matrix m = {(__global const void*)at, columns / SPLIT_K, units, (int)get_group_id(0) / SPLIT_K, N_GROUPS / SPLIT_K, false,
                       0, 0, columns};
@@ -208,7 +208,7 @@ typedef struct {
     uint rows_flag;  // of its rows of x: layers with attention and recurrent ones have rows of their own
 } place;
 
-inline place place_now(__local const group_memory* memory) {
+ALWAYS_INLINE place place_now(__local const group_memory* memory) {
     const int layer = *(volatile __local const int*)(memory->layer + this_item());
     const uint number = *(volatile __local const uint*)&memory->before + layer + 1;
     __local const ulong* words = memory->addresses + layer * LAYER_WORDS;
@@ -226,7 +226,7 @@ inline place place_now(__local const group_memory* memory) {
 }
 
 // Gate and up of the layer at hand. experts: those of each slot; 0 for an MLP.
-inline matrix ffn_of(const place* now, __global uint* counters, __local const int* experts) {
+ALWAYS_INLINE matrix ffn_of(const place* now, __global uint* counters, __local const int* experts) {
     matrix m = TYPED_OF(now, GATE_UP, partition_of(now->at[AT_GATE_UP], HIDDEN, FFN / 16, true));
 #if CLAIMS
     m.claims = counters + 2;

@@ -27,11 +27,20 @@
 // Local floats: of a warp's columns; of the sums of the tiles that wait, twice, and of the warps' sums of squares.
 #define STEPS_OF(columns) (((columns) / 32 + 4 * WARPS - 1) / (4 * WARPS))
 #define PARTS_OF(columns) ((STEPS_OF(columns) + PIECES - 1) / PIECES)
+// A tile of x has three steps: a fragment of two or four pieces would leave a fourth step empty.
+#ifdef HIDDEN
+#define THREE_STEPS (STEPS_OF(HIDDEN) == 3)
+#else
+#define THREE_STEPS (STEPS_OF(MAX_COLUMNS) == 3)
+#endif
+#define HAS_HIGH_BITS (WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || HAS_FIFTH_BIT)
 #ifdef OTHER_WEIGHT
 #include "nvidia/pieces_of_two_types.cl"
 #else
-// At most in a fragment: as many as registers allow.
-#define PIECES ((WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1) ? 1 : 2) * (DOT ? 2 : 1))
+// At most in a fragment: as many as registers allow. With four of q4_k the compiler moves fragments to memory where MAX_COLUMNS is large,
+// and a step of 70B takes twice the time (docs/notes/h200.md).
+#define WIDE_PIECE (WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1))
+#define PIECES (DOT && WEIGHT_IS(q4_k) ? 2 + THREE_STEPS : (WIDE_PIECE ? 1 : 2) * (DOT ? 2 : 1))
 #define GROUPS_OF(columns) (4 * (((STEPS_OF(columns) + PARTS_OF(columns) - 1) / PARTS_OF(columns) * PARTS_OF(columns) + 1) / 2 * 2))
 #endif
 #define MAX_GROUPS GROUPS_OF(MAX_COLUMNS)
@@ -75,7 +84,7 @@ typedef struct {
 } walk;
 #define STEP_GROUPS (4 * WARPS)
 
-inline walk walk_of(const matrix* m) {
+ALWAYS_INLINE walk walk_of(const matrix* m) {
     walk w;
     w.steps = (m->columns / 32 + STEP_GROUPS - 1) / STEP_GROUPS;
     w.parts = (w.steps + PIECES - 1) / PIECES;
@@ -99,7 +108,7 @@ typedef struct {
 } tile_group;
 
 // In the i-th tile of a work-group.
-inline tile_group group_at(const matrix* m, const int i, const int g) {
+ALWAYS_INLINE tile_group group_at(const matrix* m, const int i, const int g) {
     const int unit = m->first_unit + (m->gated ? i / 2 : i) * m->unit_stride;
     const tile_column there = place_in(m, unit, 32 * g);
     const size_t tile = there.tile + (m->gated ? i % 2 : 0);
@@ -108,7 +117,7 @@ inline tile_group group_at(const matrix* m, const int i, const int g) {
 }
 
 // Of the i-th tile.
-inline void load_piece(piece* p, const matrix* m, const int i, const walk* w, const int step) {
+ALWAYS_INLINE void load_piece(piece* p, const matrix* m, const int i, const walk* w, const int step) {
     const int lane = w->item % WARP, quad = lane % 4, g_all = w->first_group + step * STEP_GROUPS;
     if (!IS_WHOLE(m, w) && g_all >= m->columns / 32) {
         p->d = 0;
@@ -151,7 +160,8 @@ inline void load_piece(piece* p, const matrix* m, const int i, const walk* w, co
 }
 
 // The pieces of tile i of a fragment; `part` of the tile.
-inline void load_pieces(weight_fragment* fragment, const matrix* m, const walk* w, const int first_tile, const int part, const int i) {
+ALWAYS_INLINE void load_pieces(weight_fragment* fragment, const matrix* m, const walk* w, const int first_tile, const int part,
+                               const int i) {
     if (first_tile + i >= w->tiles) return;
 #pragma unroll
     for (int s = 0; s < w->part_steps; ++s)
@@ -159,14 +169,14 @@ inline void load_pieces(weight_fragment* fragment, const matrix* m, const walk* 
 }
 
 // Asks for a warp's first fragment, which does not depend on x.
-inline void load_early(weight_fragment* fragment, const matrix* m) {
+ALWAYS_INLINE void load_early(weight_fragment* fragment, const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
     for (int i = 0; i < w.fragment_tiles; ++i) load_pieces(fragment, m, &w, 0, 0, i);
 }
 
 // The numbers of the same into the second-level cache only.
-inline void fetch_first(const matrix* m) {
+ALWAYS_INLINE void fetch_first(const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
     for (int i = 0; i < w.fragment_tiles; ++i)
@@ -181,7 +191,7 @@ inline void fetch_first(const matrix* m) {
 
 #if WEIGHT_IS(mxfp4)
 // mxfp4_numbers of the lower and of the upper half of each byte: `permute` looks up twice the sizes of four codes at once.
-inline void mxfp4_numbers8(const uint codes, uint* lower, uint* upper) {
+ALWAYS_INLINE void mxfp4_numbers8(const uint codes, uint* lower, uint* upper) {
     const uint sizes = codes & 0x77777777u;
     const uint a = permute(0x03020100u, 0x0c080604u, sizes), b = permute(0x03020100u, 0x0c080604u, sizes >> 16);
     const uint low = permute(a, b, 0x6420), high = permute(a, b, 0x7531);
@@ -192,7 +202,7 @@ inline void mxfp4_numbers8(const uint codes, uint* lower, uint* upper) {
 #endif
 
 // Row i's bytes of the 16 columns of half h, in the order of the activations: two words of the first 16 columns, two of the last.
-inline void unpack(const piece* p, const int i, const int h, uint q[4]) {
+ALWAYS_INLINE void unpack(const piece* p, const int i, const int h, uint q[4]) {
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
         const uint u = word_of(p->quants[v], i);
@@ -217,7 +227,7 @@ inline void unpack(const piece* p, const int i, const int h, uint q[4]) {
     }
 }
 
-inline void widen4(const uint2 u, float v[4]) {
+ALWAYS_INLINE void widen4(const uint2 u, float v[4]) {
     const float2 a = widen_f16(u.x), b = widen_f16(u.y);
     v[0] = a.x;
     v[1] = a.y;
@@ -229,7 +239,7 @@ typedef struct {
     float d[4], d_last[4], m[4];  // d_last: of the last 16 columns, with q6_k
 } scales4;
 
-inline scales4 scales_of(const piece* p) {
+ALWAYS_INLINE scales4 scales_of(const piece* p) {
     scales4 s;
 #if WEIGHT_IS(mxfp4)
 #pragma unroll
@@ -263,12 +273,12 @@ inline scales4 scales_of(const piece* p) {
 #if DOT
 // An integer below 2^22 in size, added to the bits of this float, is its value.
 #define INTEGER_BITS 0x4b400000
-inline float integer_of(const int sum) { return as_float(sum) - 0x1.8p23f; }
+ALWAYS_INLINE float integer_of(const int sum) { return as_float(sum) - 0x1.8p23f; }
 #define MINUS_OFFSET ((256 - OFFSET) * 0x01010101u)  // as four signed bytes
-inline int start_of(const int x, const int sum) { return OFFSET ? dot4_signed(MINUS_OFFSET, x, sum) : sum; }
+ALWAYS_INLINE int start_of(const int x, const int sum) { return OFFSET ? dot4_signed(MINUS_OFFSET, x, sum) : sum; }
 
 // x: four words of rounded activations
-inline void multiply_piece(const piece* p, const int4 x, const float scale, const int h, float acc[4]) {
+ALWAYS_INLINE void multiply_piece(const piece* p, const int4 x, const float scale, const int h, float acc[4]) {
     const scales4 s = scales_of(p);
     const int start = start_of(x.y, start_of(x.x, INTEGER_BITS));
     const int start_last = start_of(x.w, start_of(x.z, WEIGHT_IS(q6_k) ? INTEGER_BITS : start));
@@ -297,7 +307,7 @@ inline void multiply_piece(const piece* p, const int4 x, const float scale, cons
 // Byte b without the offset: added to the bits of 2^23, a byte is a part of that float's value.
 #define BYTE_OF(u, b) (as_float(permute(u, 0x4b000000, 0x7440 + (b))) - (0x1p23f + OFFSET))
 
-inline void multiply_piece(const piece* p, const float x[16], const int h, float acc[4]) {
+ALWAYS_INLINE void multiply_piece(const piece* p, const float x[16], const int h, float acc[4]) {
     const scales4 s = scales_of(p);
     float sum = 0.0f;
 #pragma unroll
@@ -319,8 +329,8 @@ inline void multiply_piece(const piece* p, const float x[16], const int h, float
 
 // The partition m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. fragment: has the first fragment, and is
 // left with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
-inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
-                    __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
+ALWAYS_INLINE void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
+                           __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
     const walk w = walk_of(m);
     const int lane = w.item % WARP, h = lane % 8 / 4, warp = w.item / WARP;
     if (w.fragments == 0) load_next(fragment, next);

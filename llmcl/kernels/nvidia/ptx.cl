@@ -9,6 +9,9 @@
 
 #define WARP 32
 
+// For functions that take weights on their way by address: where the compiler leaves a call, these lie in memory.
+#define ALWAYS_INLINE inline __attribute__((always_inline))
+
 inline float shuffle_xor(const float v, const int mask) {
     float r;
     asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 31, 0xffffffff;" : "=f"(r) : "f"(v), "r"(mask));

@@ -3,15 +3,15 @@
 
 #if DOT
 // Rounded to the nearest integer, which is then the lower bits, in 8 bits each.
-inline uint pack4(const float4 v) {
+ALWAYS_INLINE uint pack4(const float4 v) {
     const uint4 u = as_uint4(v + 0x1.8p23f) & 0xffu;
     return u.x | u.y << 8 | u.z << 16 | u.w << 24;
 }
-inline float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w))); }
+ALWAYS_INLINE float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w))); }
 #endif
 
 // Which columns a work-item receives: a warp takes the groups of two steps at once, 4 lanes a group, a lane two float4s of each.
-inline places places_of(const int columns) {
+ALWAYS_INLINE places places_of(const int columns) {
     const int item = this_item(), lane = item % WARP, groups = columns / 32, most = GROUPS_OF(columns) / 8;
     const int group = 4 * (item / WARP) + lane / 4 % 4 + lane / 16 * STEP_GROUPS;
     const int count = group < groups ? (groups - group + 2 * STEP_GROUPS - 1) / (2 * STEP_GROUPS) : 0;
@@ -20,7 +20,7 @@ inline places places_of(const int columns) {
 }
 
 // Puts columns of the warp's group g where products take them: 4 j .. 4 j + 3, and the same 16 further on. For all lanes of a warp.
-inline void put_columns(__local float* columns, const int g, const int j, const float4 a, const float4 b) {
+ALWAYS_INLINE void put_columns(__local float* columns, const int g, const int j, const float4 a, const float4 b) {
 #if DOT
     float largest = fmax(largest4(a), largest4(b));
     largest = fmax(largest, shuffle_xor(largest, 1));
@@ -40,9 +40,9 @@ inline void put_columns(__local float* columns, const int g, const int j, const 
 // into `sums`. fragment: for nvidia/product.cl. stream: what x is added to first; 0 for none.
 //   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
 //   else   float [groups][32]
-inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
-                    __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
-                    __local float* sums) {
+ALWAYS_INLINE void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
+                           __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
+                           __local float* sums) {
     const places p = places_of(m->columns);
     const int lane = p.item % WARP, j = lane % 4, most = p.most / 2, count = p.count / 2, first = p.first, stride = p.stride;
     uint4 words[MAX_GROUPS / 4];
@@ -79,18 +79,18 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
 }
 
 // Sums 4 values over the 8 lanes of equal lane % 4. The lane ends with that of row `sum4_index(lane)`, as lane ^ 4 does.
-inline float sum4(const float4 v, const int lane) {
+ALWAYS_INLINE float sum4(const float4 v, const int lane) {
     const bool high = lane & 16, low = lane & 8;
     const float2 kept = high ? v.zw : v.xy, given = high ? v.xy : v.zw;
     const float2 a = kept + (float2)(shuffle_xor(given.x, 16), shuffle_xor(given.y, 16));
     const float b = (low ? a.y : a.x) + shuffle_xor(low ? a.x : a.y, 8);
     return b + shuffle_xor(b, 4);
 }
-inline int sum4_index(const int lane) { return lane % 4 * 4 + (lane >> 4) * 2 + ((lane >> 3) & 1); }
+ALWAYS_INLINE int sum4_index(const int lane) { return lane % 4 * 4 + (lane >> 4) * 2 + ((lane >> 3) & 1); }
 
 // The rows of `count` tiles from `first` on, whose sums are there.
-inline void finish(const matrix* m, const target* to, __local const float* sums, const float scale, const int rows,
-                   const int first, const int count) {
+ALWAYS_INLINE void finish(const matrix* m, const target* to, __local const float* sums, const float scale, const int rows,
+                          const int first, const int count) {
     for (int i = this_item(); i < count / TILES(m) * 16; i += WARPS * WARP) {
         const int slot = i / 16 * TILES(m), own_unit = (first + slot) / TILES(m);
         const int row = (m->first_unit + own_unit * m->unit_stride) * 16 + i % 16;

@@ -41,22 +41,22 @@ enum { OTHER_TILE_BYTES = TILE_BYTES(HIDDEN) };
 #undef WEIGHT
 #define WEIGHT MAIN_WEIGHT
 
-inline void load_next(weight_fragment* fragment, const matrix* m) {
+ALWAYS_INLINE void load_next(weight_fragment* fragment, const matrix* m) {
     if (m->other)
         other_load_early(fragment, m);
     else
         load_early(fragment, m);
 }
 
-inline void fetch_first_of(const matrix* m) {
+ALWAYS_INLINE void fetch_first_of(const matrix* m) {
     if (m->other)
         other_fetch_first(m);
     else
         fetch_first(m);
 }
 
-inline void product_of(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
-                       __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
+ALWAYS_INLINE void product_of(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
+                              __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
     if (m->other)
         other_product(m, next, to, rows, normed, columns, sums, parity, fragment);
     else
