@@ -51,6 +51,8 @@ def convert(
     """
     check_flags(force=force, offline=offline)
     check_function("progress", progress)
+    if target == "":
+        raise UsageError("the target is ''; expected the name of a file (with .gguf at its end) or of a folder")
     target = expanded(target, "the target")
     if target.name in ("", ".."):
         target = target.resolve()

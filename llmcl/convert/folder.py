@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from llmcl.checkpoint import Checkpoint
@@ -16,6 +17,7 @@ from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced, write_safetensors
 from llmcl.errors import UnsupportedModelError, shown
 from llmcl.models.config import ModelConfig
+from llmcl.models.config.reader import Reader
 from llmcl.models.families import FAMILIES, TEXT_PARTS
 from llmcl.tokenizer import gguf_tokenizer
 
@@ -93,11 +95,14 @@ def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
 def _files_of_gguf(checkpoint: Checkpoint, dtype: str) -> dict[str, str | Path]:
     """config.json and the tokenizer, from the metadata that llmcl itself computes with."""
     metadata, config = checkpoint.gguf_metadata or {}, checkpoint.config
+    read = Reader(metadata, "GGUF metadata")
     backend, adds_bos = gguf_tokenizer.build(metadata)
     tokens: list[str] = metadata["tokenizer.ggml.tokens"]
     special = {"eos_token": next(iter(config.eos_token_ids), None)}
     for name, key in (("unk_token", "unknown_token_id"), ("pad_token", "padding_token_id")):
-        special[name] = metadata.get(f"tokenizer.ggml.{key}")
+        special[name] = read.get(f"tokenizer.ggml.{key}")
+        if type(special[name]) not in (int, NoneType):
+            read.fail(f"tokenizer.ggml.{key}", special[name], "a token id")
     settings: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     if config.bos_token_id is not None:
         special["bos_token"] = config.bos_token_id

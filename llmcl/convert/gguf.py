@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,8 +36,12 @@ PROBES = (
 )
 
 
-# key -> (value, type of the package gguf, type of an array's items)
+# key -> (value, type of the package gguf, type of an array's items); Packed: bytes as they stand in another file.
 Metadata = dict[str, tuple[Any, Any, Any]]
+
+
+class Packed(bytes):
+    """The type and the value of a metadata entry, as they stand in a GGUF file."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +55,13 @@ class GgufPlan:
     def write(self, path: Path, pieces: Pieces) -> None:
         from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
-        writer = GGUFWriter(path, self.architecture)
+        class Writer(GGUFWriter):
+            """The package writes neither empty arrays nor arrays of arrays."""
+
+            def _pack_val(self, val: Any, *args: Any, **options: Any) -> bytes:
+                return val if isinstance(val, Packed) else super()._pack_val(val, *args, **options)
+
+        writer = Writer(path, self.architecture)
         try:
             for key, (value, kind, item_kind) in self.metadata.items():
                 writer.add_key_value(key, value, kind, sub_type=item_kind)
@@ -92,7 +103,7 @@ def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], s
 
 def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
     """Takes over everything but the format of the matrices. `checkpoint` has checked the file."""
-    from gguf import GGUFReader, GGUFValueType
+    from gguf import GGUFReader
 
     hf_names = {f"{gguf}.weight": f"{hf}.weight" for gguf, hf in MODULE_NAMES.items()}
     _, stored = read_gguf(checkpoint.path)
@@ -102,12 +113,12 @@ def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], 
         rows = tensor.data.reshape(math.prod(tensor.shape[:-1]), -1)
         format = chosen(hf_names.get(name, name), tensor.shape) if is_matrix else tensor.format
         tensors.append(OutTensor(name, tensor.shape, format, tensor.format, _slices(rows)))
-    metadata = {}
+    metadata: Metadata = {}
     for key, field in GGUFReader(checkpoint.path).fields.items():
         if key.startswith("GGUF.") or key == "general.architecture" or key in _FILE_TYPE_KEYS:
             continue
-        kind = field.types[0]
-        metadata[key] = field.contents(), kind, field.types[-1] if kind == GGUFValueType.ARRAY else None
+        _key_length, _key, *entry = field.parts
+        metadata[key] = Packed(b"".join(part.tobytes() for part in entry)), field.types[0], None
     assert checkpoint.gguf_metadata is not None
     return GgufPlan(checkpoint.gguf_metadata["general.architecture"], metadata, tensors)
 
@@ -284,6 +295,8 @@ def typed(values: Mapping[str, Any]) -> Metadata:
     from gguf import GGUFValueType as Kind
 
     def one(value: Any) -> tuple[Any, Any, Any]:
+        if value == []:  # merges of a vocabulary that has none
+            return Packed(struct.pack("<IIQ", Kind.ARRAY, Kind.STRING, 0)), Kind.ARRAY, None
         if isinstance(value, list):
             return value, Kind.ARRAY, {str: Kind.STRING, int: Kind.INT32, float: Kind.FLOAT32}[type(value[0])]
         return value, Kind.BOOL if isinstance(value, bool) else Kind.STRING, None

@@ -151,6 +151,25 @@ def tokenizer_case(folder: Path, described: Any) -> None:
     run_tokenizer(Tokenizer.from_checkpoint(source))
 
 
+def convert_case(folder: Path, described: Any) -> None:
+    """What a conversion writes can be read."""
+    from llmcl.convert import convert
+
+    given = described["arguments"]
+    with open_checkpoint(str(folder / given["source"])) as checkpoint:
+        run_tokenizer(Tokenizer.from_checkpoint(checkpoint))
+    with tempfile.TemporaryDirectory() as place:
+        written = convert(str(folder / given["source"]), Path(place) / given["target"], **given["options"])
+        left = [path.name for path in Path(place).iterdir() if path != written]
+        if left:
+            raise Failure(f"left {left} beside the result")
+        try:
+            with open_checkpoint(str(written)) as checkpoint:
+                run_tokenizer(Tokenizer.from_checkpoint(checkpoint))
+        except LlmclError as error:
+            raise Failure(f"what was written is refused: {error}") from error
+
+
 class Templates:
     def __init__(self) -> None:
         self.tokenizer: Any = None
@@ -376,6 +395,7 @@ def main() -> None:
         "tokenizer": tokenizer_case,
         "template": templates.run,
         "command": lambda folder, described: command_case(folder, described, models),
+        "convert": convert_case,
         "misbehave": misbehave,
     }
     for line in sys.stdin:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from fuzz.cases import Case, keep
 from fuzz.command_cases import command_cases, parameters_of
+from fuzz.convert_cases import convert_cases
 from fuzz.model_cases import config_cases, gguf_cases, safetensors_cases
 from fuzz.seeds import Folders, gguf_file, tokenizers_json, weights
 from fuzz.template_cases import template_cases
@@ -45,6 +46,7 @@ STRATEGIES: dict[str, Callable[[Folders], SearchStrategy[Case]]] = {
     "tokenizer": tokenizer_cases,
     "template": template_cases,
     "command": command_cases,
+    "convert": convert_cases,
 }
 
 
@@ -161,6 +163,7 @@ class Session:
             Case("config", [], folder),
             Case("gguf", [], {"model.gguf": self.folders.files["model.gguf"]}),
             Case("tokenizer", [], {"tokenizer.json": self.folders.files["tokenizer.json"]}, {"vocab_size": 576}),
+            Case("convert", [], folder, {"source": ".", "target": "out.gguf", "options": {}}),
             Case("template", [], {"template.jinja": b"{{ messages[0].content }}"}),
         ]
         for case in sound:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Sequence
 from typing import Any
 
 from fuzz import seeds
@@ -54,12 +55,13 @@ def gguf_cases(draw: Draw, folders: Folders) -> Case:
     return Case("gguf", notes, {"model.gguf": data})
 
 
-def _typed_value(draw: Draw, type: int, depth: int = 0) -> Any:
+def typed_value(draw: Draw, type: int, depth: int = 0, types: Sequence[int] = _GGUF_TYPES) -> Any:
+    """A value of a GGUF type; types: of an array's items."""
     if type == STRING:
         return draw(texts | st.just(b"\xff\xfe"))
     if type == ARRAY:
-        item_type = draw(st.sampled_from(_GGUF_TYPES)) if depth < 4 else 0
-        return item_type, [_typed_value(draw, item_type, depth + 1) for _ in range(draw(st.integers(0, 3)))]
+        item_type = draw(st.sampled_from(types)) if depth < 4 else 0
+        return item_type, [typed_value(draw, item_type, depth + 1, types) for _ in range(draw(st.integers(0, 3)))]
     if type in (6, 12):
         return float(draw(st.floats() | st.sampled_from([0.0, -1.0, 1e-5, float("nan"), float("inf")])))
     if type > 12:
@@ -81,7 +83,7 @@ def _change_entry(draw: Draw, file: GgufFile) -> str:
         type = _type_of(value)
         if draw(st.booleans()):
             type = draw(st.sampled_from([type, type, *_GGUF_TYPES]))
-            value = _typed_value(draw, type)
+            value = typed_value(draw, type)
         file.entries = [entry for entry in file.entries if entry.key != key] + [Entry(key, type, value)]
         return f"{key} = {shown(value)} (type {type})"
     index = draw(st.integers(0, len(file.entries) - 1))
@@ -99,7 +101,7 @@ def _change_entry(draw: Draw, file: GgufFile) -> str:
         old, entry.key = entry.key, draw(texts | st.sampled_from([e.key for e in file.entries]))
         return f"{old} renamed {shown(entry.key)}"
     type = draw(st.sampled_from(_GGUF_TYPES)) if what == "type" else entry.type
-    entry.type, entry.value = type, _typed_value(draw, type)
+    entry.type, entry.value = type, typed_value(draw, type)
     return f"{entry.key} = {shown(entry.value)} (type {type})"
 
 
@@ -112,13 +114,13 @@ def _change_array(draw: Draw, file: GgufFile) -> str:
     at = draw(st.randoms(use_true_random=True)).randrange(len(items))
     what = draw(st.sampled_from(["item", "item", "copy", "cut", "more"]))
     if what == "item":
-        items[at] = _typed_value(draw, item_type)
+        items[at] = typed_value(draw, item_type)
     elif what == "copy":
         items[at] = draw(st.sampled_from(items))
     elif what == "cut":
         del items[at:]
     else:
-        items += [_typed_value(draw, item_type) for _ in range(draw(st.sampled_from([1, 2, 200])))]
+        items += [typed_value(draw, item_type) for _ in range(draw(st.sampled_from([1, 2, 200])))]
     return f"{entry.key}[{at}] {what}: {shown(items[at]) if at < len(items) else ''}"
 
 
