@@ -27,6 +27,7 @@ from llmcl.errors import LlmclError, shown
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
+from llmcl.runtime.cache_files import UnusableError, open_plain
 
 MAGIC = b"llmcl prefix cache\n"
 FORMAT = 1
@@ -122,13 +123,17 @@ def store(cache: PagedKVCache, file: Path, origin: Origin, max_bytes: int) -> in
 
 def restore(cache: PagedKVCache, file: Path, origin: Origin) -> int:
     """Fills free pages of the cache with those of a file that `store` wrote, as many as there is room for. Returns the
-    tokens that they hold; 0 where there is no file.
+    tokens that they hold; 0 where there is no file, or an empty one.
 
-    Raises PrefixFileError for a file of something else, of another origin or damaged: then the cache is as before.
+    Raises PrefixFileError for a file of something else, of another origin or damaged, and for one that others own or
+    may write, since its pages would answer for this user's texts: then the cache is as before.
     """
     try:
-        with file.open("rb") as content:
-            if content.read(len(MAGIC)) != MAGIC:
+        with open_plain(file, trusted=True) as content:
+            magic = content.read(len(MAGIC))
+            if not magic:
+                return 0
+            if magic != MAGIC:
                 raise PrefixFileError(
                     f"{file} is no prefix cache of llmcl and stays as it is; give another file", may_replace=False
                 )
@@ -143,6 +148,11 @@ def restore(cache: PagedKVCache, file: Path, origin: Origin) -> int:
                 ) from error
     except FileNotFoundError:
         return 0
+    except UnusableError as error:
+        raise PrefixFileError(
+            f"{file} is not used and stays as it is: {error.strerror}; give another file, or remove it",
+            may_replace=False,
+        ) from error
     except OSError as error:
         raise PrefixFileError(
             f"{file} cannot be read ({error.strerror}) and stays as it is; give another file", may_replace=False

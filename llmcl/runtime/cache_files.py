@@ -12,8 +12,11 @@ import logging
 import os
 import stat
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from llmcl.errors import UsageError, shown
 
@@ -107,7 +110,14 @@ def read_cached(path: Path, most: int = MAX_BYTES) -> bytes | None:
 
 
 def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes:
-    """The content of a file of at most `most` bytes; a pipe or a device in its place is not waited for.
+    """The content of a file, opened as `open_plain` does."""
+    with open_plain(path, most, trusted=trusted) as content:
+        return content.read()
+
+
+@contextmanager
+def open_plain(path: Path, most: int | None = None, *, trusted: bool = False) -> Iterator[BinaryIO]:
+    """Opens a file of at most `most` bytes to be read; a pipe or a device in its place is not waited for.
 
     trusted: only if no one else could have written it. Raises OSError, and UnusableError for what is not such a file.
     """
@@ -117,14 +127,14 @@ def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes:
         reason = None
         if not stat.S_ISREG(found.st_mode):
             reason = "it is no plain file"
-        elif found.st_size > most:
+        elif most is not None and found.st_size > most:
             reason = f"it has {found.st_size:,} bytes, expected at most {most:,}"
         elif trusted and hasattr(os, "geteuid"):
             reason = _distrust_reason(found, is_ours=True)
         if reason is not None:
             raise UnusableError(errno.EPERM, reason, str(path))
         with open(file, "rb", closefd=False) as content:
-            return content.read()
+            yield content
     finally:
         os.close(file)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -122,7 +124,7 @@ def test_a_damaged_file_is_refused(
 def test_files_of_others_are_refused_and_stay(llm: LLM, stored: tuple[Path, list[int]], tmp_path: Path) -> None:
     (tmp_path / "thesis").write_bytes(b"Chapter 1")
     with llm.engine(max_sequences=2) as engine:
-        for path, said in (tmp_path / "thesis", "is no prefix cache of llmcl"), (tmp_path, "cannot be read"):
+        for path, said in (tmp_path / "thesis", "is no prefix cache of llmcl"), (tmp_path, "it is no plain file"):
             with pytest.raises(PrefixFileError, match=said) as error:
                 engine.restore_prefixes(path)
             assert not error.value.may_replace
@@ -134,6 +136,46 @@ def test_files_of_others_are_refused_and_stay(llm: LLM, stored: tuple[Path, list
             with pytest.raises(PrefixFileError, match=said) as error:
                 engine.restore_prefixes(stored[0])
             assert not error.value.may_replace and cached(engine, FIRST) == 0
+
+
+@pytest.mark.parametrize("owner", ["another user", "this one, but all may write"])
+def test_a_file_that_another_user_could_have_written_is_refused_and_stays(
+    llm: LLM, stored: tuple[Path, list[int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: str
+) -> None:
+    """Its pages would be taken for this user's texts."""
+    path = tmp_path / "planted"
+    shutil.copyfile(stored[0], path)
+    path.chmod(0o600)
+    if owner == "another user":
+        user = path.stat().st_uid + 1
+        monkeypatch.setattr("os.geteuid", lambda: user)
+        if user == 1:  # root's files are trusted by all
+            os.chown(path, 2, -1)
+        said = "belongs to user .* and not to user"
+    else:
+        path.chmod(0o622)
+        said = "others may write to it"
+    with llm.engine(max_sequences=2) as engine:
+        with pytest.raises(PrefixFileError, match=said) as error:
+            engine.restore_prefixes(path)
+        assert not error.value.may_replace and cached(engine, FIRST) == 0
+
+
+def test_an_empty_file_is_filled(llm: LLM, tmp_path: Path) -> None:
+    """As mktemp makes it."""
+    path = tmp_path / "empty"
+    path.touch(0o600)
+    with llm.engine(max_sequences=2) as engine:
+        assert engine.restore_prefixes(path) == 0
+        cached(engine, FIRST)
+        assert engine.store_prefixes(path, LIMIT) == 3 * PAGE == engine.restore_prefixes(path)
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes with names")
+def test_a_pipe_is_not_waited_for(llm: LLM, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe", 0o600)
+    with llm.engine(max_sequences=2) as engine, pytest.raises(PrefixFileError, match="no plain file"):
+        engine.restore_prefixes(tmp_path / "pipe")
 
 
 def test_other_weights_are_another_model(
