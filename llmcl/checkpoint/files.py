@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -30,8 +31,8 @@ def map_file(path: Path) -> np.ndarray:
     """
     check_is_file(path)
     try:
-        with reading(path), path.open("rb") as file:
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with reading(path):
+            mapped = _MappedFile.of(path)
     except ValueError:
         raise CheckpointError(f"{path.name} is empty. Fetch it again.") from None
     if mapped[: len(_LFS_POINTER)] == _LFS_POINTER:
@@ -41,36 +42,61 @@ def map_file(path: Path) -> np.ndarray:
     return np.frombuffer(mapped, dtype=np.uint8)
 
 
-def drop_pages(view: np.ndarray) -> None:
-    """Takes the pages of a mapped file out of this process, where they count as its memory. view: a part of the file.
+class _MappedFile(mmap.mmap):
+    """A mapping with its file, which stays open to be read in the other way."""
 
-    All pages of the file go, because the neighbours of what is read are mapped with it. They come back when they are
-    read. Does nothing where the system cannot do it.
+    file: BinaryIO
+    lock: threading.Lock
+
+    @classmethod
+    def of(cls, path: Path) -> _MappedFile:
+        """Raises OSError, and ValueError for an empty file."""
+        file = path.open("rb", buffering=0)
+        try:
+            mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except BaseException:
+            file.close()
+            raise
+        mapped.file, mapped.lock = file, threading.Lock()
+        return mapped
+
+    def __del__(self) -> None:
+        if hasattr(self, "file"):
+            self.file.close()
+
+
+def read_view(view: np.ndarray) -> np.ndarray:
+    """The content of a view of a mapped file, read from the file: an array of the same shape and strides.
+
+    A read beyond the end of a mapped file ends the process (SIGBUS). Here a file that has become shorter since it was
+    opened, at whatever moment, is a CheckpointError. A view of something else is returned as it is. Strides are not
+    negative.
     """
     mapped = _mapping(view)
-    if mapped is not None and hasattr(mmap, "MADV_DONTNEED"):
-        mapped.madvise(mmap.MADV_DONTNEED)
-
-
-def check_not_shrunk(view: np.ndarray) -> None:
-    """Raises CheckpointError if the mapped file that `view` is of is shorter than when it was mapped.
-
-    A read beyond the end of a mapped file ends the process (SIGBUS), so this is called right before a tensor is read.
-    """
-    mapped = _mapping(view)
-    if mapped is not None and (size := mapped.size()) < len(mapped):
+    if mapped is None or not view.size:
+        return view
+    start = view.ctypes.data - np.frombuffer(mapped, np.uint8).ctypes.data
+    span = view.itemsize + sum((n - 1) * stride for n, stride in zip(view.shape, view.strides, strict=True))
+    content = memoryview(np.empty(span, np.uint8))  # type: ignore[arg-type]
+    with mapped.lock:
+        mapped.file.seek(start)
+        done = 0
+        while done < len(content) and (n_bytes := mapped.file.readinto(content[done:])):  # type: ignore[attr-defined]
+            done += n_bytes
+    if done < len(content) or mapped.size() < len(mapped):
         raise CheckpointError(
-            f"the file had {len(mapped)} bytes when it was opened and has {size} now: something writes to it. "
+            f"the file had {len(mapped)} bytes when it was opened and has {mapped.size()} now: something writes to it. "
             "Wait until that is done, or fetch the file again."
         )
+    return np.ndarray(view.shape, view.dtype, content, 0, view.strides)
 
 
-def _mapping(view: np.ndarray) -> mmap.mmap | None:
+def _mapping(view: np.ndarray) -> _MappedFile | None:
     base: Any = view
     while isinstance(base, np.ndarray):
         base = base.base
     mapped = base.obj if isinstance(base, memoryview) else None
-    return mapped if isinstance(mapped, mmap.mmap) else None
+    return mapped if isinstance(mapped, _MappedFile) else None
 
 
 def read_json(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:

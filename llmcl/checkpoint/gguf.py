@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file
+from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.stacked import parts_of
@@ -308,7 +308,7 @@ def _rope_factors(stored: dict[str, StoredTensor]) -> dict[str, list[float]]:
             raise CheckpointError(
                 f"tensor {name} is {tensor.format} {list(tensor.shape)}, expected F32 [head_dim / 2]."
             )
-        factors[field] = [float(value) for value in dequantize(tensor.format, tensor.data[np.newaxis])[0]]
+        factors[field] = [float(value) for value in dequantize(tensor.format, read_view(tensor.data)[np.newaxis])[0]]
     return factors
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.stacked import n_experts_of
 from llmcl.checkpoint.tensors import StoredTensor
@@ -31,15 +32,11 @@ class TransposedRows:
 
     values: np.ndarray
 
-    @property
-    def mapped(self) -> tuple[np.ndarray, ...]:
-        return (self.values,)
-
     def __len__(self) -> int:
         return int(self.values.shape[1])
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        part: np.ndarray = np.ascontiguousarray(self.values[:, rows].T)
+        part: np.ndarray = np.ascontiguousarray(read_view(self.values[:, rows]).T)
         return part.view(np.uint8)
 
 
@@ -50,20 +47,16 @@ class Mxfp4Rows:
     codes: np.ndarray
     scales: np.ndarray
 
-    @property
-    def mapped(self) -> tuple[np.ndarray, ...]:
-        return self.codes, self.scales
-
     def __len__(self) -> int:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         # Byte j has columns 2j and 2j + 1; in a GGUF file column j and j + 16.
-        words = self.codes[rows].astype(np.uint16)
+        words = read_view(self.codes[rows]).astype(np.uint16)
         columns = (words & 15) | (words & 0xF0) << 4  # a byte each, low halves
         joined = columns[..., :8] | columns[..., 8:] << 4
         blocks = np.empty((*words.shape[:2], FORMATS["MXFP4"].nbytes), np.uint8)
-        blocks[..., 0] = self.scales[rows]
+        blocks[..., 0] = read_view(self.scales[rows])
         blocks[..., 1:] = joined.astype("<u2").view(np.uint8)
         return blocks.reshape(len(blocks), -1)
 

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, shown
@@ -32,17 +33,13 @@ class KeyRows:
     nope: int
     rank: int
 
-    @property
-    def mapped(self) -> tuple[np.ndarray, ...]:
-        return (self.blocks,)
-
     def __len__(self) -> int:
         return len(self.blocks) * self.rank
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
         first, end = start // self.rank, -(-stop // self.rank)
-        heads = self.blocks[first:end, : self.nope]
+        heads = read_view(self.blocks[first:end, : self.nope])
         if self.format in FLOAT_FORMATS:
             numbers = np.ascontiguousarray(heads).view(f"<u{FORMATS[self.format].nbytes}")
         else:
@@ -60,17 +57,15 @@ class ValueRows:
     blocks: np.ndarray
     nope: int
 
-    @property
-    def mapped(self) -> tuple[np.ndarray, ...]:
-        return (self.blocks,)
-
     def __len__(self) -> int:
         return len(self.blocks) * int(self.blocks.shape[1] - self.nope)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
-        at, of_head = np.arange(start, stop), self.blocks.shape[1] - self.nope
-        part: np.ndarray = self.blocks[at // of_head, self.nope + at % of_head]
+        of_head = self.blocks.shape[1] - self.nope
+        first, end = start // of_head, -(-stop // of_head)
+        heads = read_view(self.blocks[first:end, self.nope :]).reshape(-1, self.blocks.shape[2])
+        part: np.ndarray = heads[start - first * of_head :][: stop - start]
         return part
 
 

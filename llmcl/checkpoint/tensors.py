@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from llmcl.checkpoint.files import check_not_shrunk, drop_pages
+from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 from llmcl.models.config import ModelConfig
@@ -30,8 +30,6 @@ _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old checkpoints carry
 class RowView(Protocol):
     """Rows that are put together from what is mapped when they are asked for: uint8 [rows, row_bytes]."""
 
-    @property
-    def mapped(self) -> tuple[np.ndarray, ...]: ...
     def __len__(self) -> int: ...
     def __getitem__(self, rows: slice) -> np.ndarray: ...
 
@@ -104,22 +102,14 @@ class Checkpoint:
             self._rows[tensor] = data.reshape(info.n_rows, info.row_bytes) if view is None else view
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes]: a read-only view, nothing is copied but
-        what lies otherwise in the file (`RowView`).
+        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes].
 
         Raises CheckpointError if the file has become shorter since it was opened.
         """
         rows = self._rows[name]
         if not 0 <= start <= stop <= len(rows):
             raise IndexError(f"rows {start}:{stop} of {name}, which has {len(rows)}")
-        for part in _mapped(rows):
-            check_not_shrunk(part)
-        return rows[start:stop]
-
-    def drop(self, name: str) -> None:
-        """Says that what was read of a tensor is not needed soon: its pages no longer count as memory in use."""
-        for part in _mapped(self._rows[name]):
-            drop_pages(part)
+        return read_view(rows[start:stop]) if isinstance(rows, np.ndarray) else rows[start:stop]
 
     def array(self, name: str) -> np.ndarray:
         """The whole tensor, float32 [shape], its rows in the order of Hugging Face (see `TensorInfo`).
@@ -134,7 +124,7 @@ class Checkpoint:
         return values
 
     def close(self) -> None:
-        """Lets go of the files; each is unmapped when the last view that `rows` gave out is gone."""
+        """Lets go of the files."""
         self._rows = {}
 
     def __enter__(self) -> Checkpoint:
@@ -142,10 +132,6 @@ class Checkpoint:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-
-def _mapped(rows: np.ndarray | RowView) -> tuple[np.ndarray, ...]:
-    return (rows,) if isinstance(rows, np.ndarray) else rows.mapped
 
 
 def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_gguf: bool) -> dict[str, TensorInfo]:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint
+from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError
@@ -124,7 +125,7 @@ def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], 
 
 
 def _slices(rows: np.ndarray) -> Callable[[int, int], np.ndarray]:
-    return lambda start, stop: rows[start:stop]
+    return lambda start, stop: read_view(rows[start:stop])
 
 
 # ---- from a folder -----------------------------------------------------------------------------------------------

@@ -133,4 +133,11 @@ def checkpoint_rows(checkpoint: Checkpoint, name: str, *, interleaved: bool) -> 
     if info.rope_interleaved == wanted:
         return lambda start, stop: checkpoint.rows(name, start, stop)
     order = pairs_order(info.n_rows, checkpoint.config.head_dim, interleave=wanted)
-    return lambda start, stop: checkpoint.rows(name, 0, info.n_rows)[order[start:stop]]
+
+    def rows(start: int, stop: int) -> np.ndarray:
+        at = order[start:stop]
+        first = int(at.min())
+        stored: np.ndarray = checkpoint.rows(name, first, int(at.max()) + 1)[at - first]
+        return stored
+
+    return rows

@@ -228,7 +228,7 @@ def load_weights(
         parts = zip(plan.tensors, plan.first_rows(), plan.tensor_rows, plan.runs_of_tensors, strict=True)
         for i, (name, first, n_rows, runs) in enumerate(parts):
             is_up = plan.alternate and i % 2 == 1
-            for nbytes in load_rows(
+            yield from load_rows(
                 device,
                 weight,
                 _TensorRows(checkpoint, name, formats[name], first, n_rows, runs),
@@ -240,9 +240,7 @@ def load_weights(
                 head_dim=config.head_dim if i < plan.n_rotated else 0,
                 rotary_dim=config.rotary_dim or config.head_dim,
                 rope_interleaved=checkpoint.tensors[name].rope_interleaved,
-            ):
-                checkpoint.drop(name)
-                yield nbytes
+            )
             row += 0 if plan.alternate and not is_up else n_rows
 
     def matrix(plan: MatrixPlan) -> Weight:

@@ -17,6 +17,8 @@ from llmcl.runtime.platforms import CRITERIA, KINDS, DeviceEntry, find_devices, 
 
 _log = logging.getLogger(__name__)
 
+DRIVER_ADDRESS_SPACE = 4 << 30  # more than any driver maps before the first device is opened
+
 
 def select_device(request: str | int | None = None) -> DeviceEntry:
     """The device to use: the preferred one, or the one that `request` names (see `choose_device`).
@@ -109,6 +111,11 @@ def _line(entry: DeviceEntry) -> str:
 
 
 def _advice_without_device() -> str:
+    if (limit := _address_space()) is not None:
+        return (
+            f"this process may use {limit >> 20} MiB of address space, and drivers need some GiB to begin; raise it "
+            "(ulimit -v unlimited)."
+        )
     if sys.platform.startswith("linux") and platform.machine() == "x86_64":
         install = (
             'install a driver for the CPU with `pip install "llmcl[cpu]"`, or the OpenCL driver of your GPU\'s vendor'
@@ -120,3 +127,13 @@ def _advice_without_device() -> str:
         )
     notes = [*prepare_icd_loader(), half_installed()]
     return " ".join([f"{install}.", *filter(None, notes)])
+
+
+def _address_space() -> int | None:
+    """The limit of this process's address space in bytes, if it is one that keeps a driver from starting."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return limit if limit != resource.RLIM_INFINITY and limit < DRIVER_ADDRESS_SPACE else None

@@ -43,7 +43,7 @@ _SHORT = 1 << 12  # characters; of longer ones `encode` keeps all threads of Pyt
 _MAX_GROWTH = 64  # of a text by its normalisation; a space becomes 3 bytes in known ones
 # With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
-# Its first four bytes are the size of a table, for which the library takes memory before it looks whether there is one.
+_LEAST_TABLE = 4 * 256  # of a charsmap: it is looked up by the first byte of a text
 _CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -393,6 +393,23 @@ def _id(read: Reader, key: str) -> int | None:
 # ---- a Hugging Face folder ------------------------------------------------------------------------------
 
 
+def _charsmap_problem(text: bytes) -> str | None:
+    """What is wrong with a charsmap in base64: the size of a table in 4 bytes, the table, and texts.
+
+    The library takes memory for the table before it looks whether there is one, and at other damage it panics, which
+    writes a backtrace to the terminal.
+    """
+    try:
+        data = base64.b64decode(text, validate=True)
+        size = int.from_bytes(data[:4], "little")
+        data[4 + size :].decode()
+    except ValueError as error:
+        return f"is damaged: {one_line(error)}"
+    if size < _LEAST_TABLE or size > len(data) - 4:
+        return f"says that it has a table of {size} bytes, expected {_LEAST_TABLE} to its own {len(data)}"
+    return None
+
+
 def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
@@ -412,13 +429,8 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
             "all tokenizers that llmcl supports. Get the file again."
         )
     for found in _CHARSMAP.finditer(plain):
-        text = found[1].replace(b"\\/", b"/")
-        size = int.from_bytes(base64.b64decode(text[:8].ljust(8, b"A"))[:4], "little")
-        if size > len(text):
-            raise CheckpointError(
-                f"{file}: precompiled_charsmap says that it has a table of {size} bytes, expected at most its own "
-                f"{len(text)} characters. Get the file again."
-            )
+        if problem := _charsmap_problem(found[1].replace(b"\\/", b"/")):
+            raise CheckpointError(f"{file}: precompiled_charsmap {problem}. Get the file again.")
     with refusing(f"{file} cannot be read as a tokenizer", "Get the file again."):
         backend = Backend.from_buffer(data)
     special_tokens = {

@@ -98,14 +98,11 @@ def test_tied_embeddings_need_no_head_and_ignore_one(hf_files, tmp_path):
         open_checkpoint(str(hf_files.write(tmp_path / "c", tensors)))
 
 
-def test_rows_are_views_of_the_mapped_file(hf_files, tmp_path):
+def test_rows_are_read_from_the_file(hf_files, tmp_path):
     tensors = hf_files.tensors()
     checkpoint = open_checkpoint(str(hf_files.write(tmp_path, tensors)))
     rows = checkpoint.rows(Q_PROJ, 3, 7)
     assert rows.tobytes() == tensors[Q_PROJ][3:7].tobytes()
-    assert not rows.flags.owndata
-    assert not rows.flags.writeable
-    assert np.shares_memory(rows, checkpoint.rows(Q_PROJ, 0, 64))
     for start, stop in ((-1, 2), (3, 2), (0, 65)):
         with pytest.raises(IndexError):
             checkpoint.rows(Q_PROJ, start, stop)

@@ -193,6 +193,16 @@ def test_the_explanation_passes_over_what_has_a_fault() -> None:
     assert "pocl-opencl-icd" in explain_choice([BROKEN_POCL])
 
 
+def test_no_device_for_lack_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No driver begins with 400 MB of address space."""
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (400 << 20, resource.RLIM_INFINITY))
+    with pytest.raises(DeviceError, match=r"may use 400 MiB of address space.*raise it \(ulimit -v unlimited\)"):
+        choose_device([])
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64 << 30, 64 << 30))
+    assert "install" in explain_choice([])
+
+
 def test_no_device_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DeviceError, match=r"no OpenCL device was found; install .*driver"):
         choose_device([])

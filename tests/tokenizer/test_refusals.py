@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 from pathlib import Path
 from typing import Any
 
@@ -67,8 +69,34 @@ def test_a_normalizer_that_makes_texts_many_times_as_long_is_refused(replaced: l
 def test_a_charsmap_smaller_than_it_says_is_refused(tmp_path: Path) -> None:
     settings = '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "' + r"\/" + "/" * 23 + '"}}'
     (tmp_path / "tokenizer.json").write_text(settings)
-    with pytest.raises(CheckpointError, match=r"a table of 4294967295 bytes, expected at most its own 24 characters"):
+    with pytest.raises(CheckpointError, match=r"a table of 4294967295 bytes, expected 1024 to its own 18\. Get"):
         Tokenizer.from_checkpoint(source(None, 10, tmp_path))
+
+
+@pytest.mark.parametrize(
+    "charsmap",
+    [
+        b"",
+        b"\0\0\0",
+        b"\0\0\0\0",
+        b"\4\0\0\0\1\2\3",
+        b"\4\0\0\0\0\0\0\0abc",
+        b"\0\4\0\0" + bytes(1024) + b"\xff",
+        "!!!!",
+        "AAA",
+    ],
+)
+def test_a_damaged_charsmap_leaves_no_backtrace_on_the_terminal(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], charsmap: bytes | str
+) -> None:
+    """The library panics at these, and Rust writes that to standard error by itself."""
+    text = charsmap if isinstance(charsmap, str) else base64.b64encode(charsmap).decode()
+    backend = json.loads(trained("gpt-2").to_str())
+    backend["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": text}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    with pytest.raises(CheckpointError, match=r"precompiled_charsmap .*Get the file again"):
+        Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
+    assert capfd.readouterr().err == ""
 
 
 def decodable(model: Any) -> tokenizers.Tokenizer:
