@@ -12,8 +12,9 @@ from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Schemas
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 
-_NAME_FIRST = re.compile(r"([\w.\-]+)\s*(?:\[ARGS\]\s*)?(?=\{)")  # of Mistral's newer models
-_NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[A?R?G?S?\]?\s*)?$")
+# Of Mistral's newer models; the id may be left out, and the signs where they are tokens of no text.
+_NAME_FIRST = re.compile(r"(?P<name>[\w.\-]+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w\-]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
+_NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[(?:C[A-Z_]*\]?\s*[\w\-]*\s*)?)?(?:\[?A?R?G?S?\]?\s*)?$")
 
 
 @dataclass
@@ -103,25 +104,32 @@ class AnswerReader(AnswerParts):
 
     def _read_begin_again(self, final: bool) -> bool:
         """After a thought: white space in front of the answer is no part of it."""
-        self._held = self._held.lstrip()
-        if self._held:
-            self._read = self._read_call if self._begins_with_a_call(self._held) else self._read_text
-        return bool(self._held)
+        begun = self._held = self._held.lstrip()
+        if not begun or (not final and any(opening.startswith(begun) for opening in self._openings)):
+            return False
+        is_call = self._begins_with_a_call(begun) and not self._is_an_opening(begun)
+        self._read = self._read_call if is_call else self._read_text
+        return True
 
     def _read_text(self, final: bool) -> bool:
-        if self.family is None:
+        strays = (self.marks.end,) if self.marks.strays else ()
+        if self.family is None and not strays:
             self._say(self._held)
             self._held = ""
             return False
-        found = [(at, opening) for opening in self._openings if (at := self._held.find(opening)) >= 0]
+        found = [(at, mark) for mark in (*self._openings, *strays) if (at := self._held.find(mark)) >= 0]
         if found:
-            at, self._opening = min(found)
+            at, mark = min(found)
+            if mark in strays:
+                self._say(self._held[:at])
+                self._held = self._held[at + len(mark) :]
+                return True
+            assert self.family is not None
             self._say(self._held[:at].rstrip())
-            if self._opening == self.family.form.front:  # an opening was left out
-                self._opening = ""
+            self._opening = "" if mark == self.family.form.front else mark  # "": an opening was left out
             self._held, self._in_list, self._read = self._held[at + len(self._opening) :], False, self._read_call
             return True
-        n_kept = n_begun(self._held, self._openings, spaces=True)
+        n_kept = n_begun(self._held, (*self._openings, *strays), spaces=self.family is not None)
         if final and not (self._is_cut and self._is_an_opening(self._held[len(self._held) - n_kept :].lstrip())):
             n_kept = 0
         self._say(self._held[: len(self._held) - n_kept])
@@ -129,8 +137,11 @@ class AnswerReader(AnswerParts):
         return False
 
     def _is_an_opening(self, begun: str) -> bool:
-        """Whether the front of an opening is surely one: more than half of it is there."""
-        return any(opening.startswith(begun) and 2 * len(begun) > len(opening) for opening in self._openings)
+        """Whether the front of an opening is surely one: more than half of it is there, or of another one."""
+        openings = self._openings
+        return any(opening.startswith(begun) for opening in openings) and any(
+            opening.startswith(begun[: len(opening) // 2 + 1]) and 2 * len(begun) > len(opening) for opening in openings
+        )
 
     # ---- calls --------------------------------------------------------------------------------------
 
@@ -148,8 +159,13 @@ class AnswerReader(AnswerParts):
             self._held, self._read = begun, self._read_object
             return True
         if self.family.is_list and self._opening and (named := _NAME_FIRST.match(begun)):
-            self._scanner, self._n_sent = CallScanner(named[1]), -1
+            self._scanner, self._n_sent = CallScanner(named["name"]), -1
+            self._scanner.id = named["id"] or ""
             self._held, self._read = begun[named.end() :], self._read_object
+            return True
+        if self._is_opened and begun.startswith("{"):  # JSON in place of the family's own form
+            self._scanner, self._n_sent = CallScanner(), -1
+            self._held, self._read = begun, self._read_object
             return True
         is_open = begins is None or not begun or (self.family.is_list and bool(_NAME_BEGUN.match(begun)))
         self._held = begun
@@ -193,9 +209,15 @@ class AnswerReader(AnswerParts):
         """What is new of the call."""
         assert self.family is not None and self._scanner.name is not None
         arguments = self._scanner.arguments or ("{}" if self._scanner.done else "")
-        new = Call(self.family.new_id(), self._scanner.name) if self._n_sent < 0 else None
+        new = Call(self._new_id(), self._scanner.name) if self._n_sent < 0 else None
         delta, self._n_sent = arguments[max(0, self._n_sent) :], len(arguments)
         self._call(delta, new=new, is_last=self._scanner.done)
+
+    def _new_id(self) -> str:
+        """The id that the model wrote, unless another call has it."""
+        assert self.family is not None
+        written = self._scanner.id
+        return written if written and all(call.id != written for call in self.calls) else self.family.new_id()
 
     def _read_after(self, final: bool) -> bool:
         """Behind a call: what closes it, and perhaps another."""

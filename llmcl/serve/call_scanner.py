@@ -10,17 +10,18 @@ from typing import Protocol
 
 from llmcl.serve.tools import Schemas
 
-_NAMES = ("name",)
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 
 
 class Scanner(Protocol):
     """Reads one call.
 
-    name: of the tool, None until it is known. raw: all text of the call so far. done: it is complete. arguments: JSON
-    so far, "" before it begins.
+    id: of the call, as the model wrote it; "" for none. name: of the tool, None until it is known. raw: all text of the
+    call so far. done: it is complete. arguments: JSON so far, "" before it begins.
     """
 
+    id: str
     name: str | None
     raw: str
     done: bool
@@ -64,6 +65,7 @@ class StateScanner:
 
     def __init__(self, read: Callable[[], bool]):
         """read: the first state. Each says whether the next one, `_read`, may go on at once."""
+        self.id = ""
         self.name: str | None = None
         self.raw = ""
         self.done = False
@@ -93,6 +95,7 @@ class CharacterScanner(ABC):
     """A scanner that takes one character after the other."""
 
     def __init__(self, name: str | None = None):
+        self.id = ""
         self.name = name
         self.raw = ""
         self.done = False
@@ -125,14 +128,23 @@ class ObjectForm:
         return CallScanner()
 
 
+@dataclass(frozen=True)
+class KeyForm(ObjectForm):
+    """A JSON object with the name as its one key, and the arguments as that key's value."""
+
+    def scanner(self, schemas: Schemas) -> Scanner:
+        return CallScanner(by_key=True)
+
+
 class CallScanner(CharacterScanner):
     """Finds the name and the arguments in the text of an object; both exactly as they were written.
 
-    name: known in advance where the object is the arguments alone.
+    name: known in advance where the object is the arguments alone. by_key: the first key is the name.
     """
 
-    def __init__(self, name: str | None = None):
+    def __init__(self, name: str | None = None, *, by_key: bool = False):
         super().__init__(name)
+        self._by_key = by_key
         self._is_arguments = name is not None
         self._depth = 0
         self._in_string = self._escaped = False
@@ -168,7 +180,7 @@ class CallScanner(CharacterScanner):
             self._depth += 1
             if self._depth == 1:
                 self._start = at + 1
-            elif self._depth == 2 and self._key in _ARGUMENTS and self._span is None and c == "{":
+            elif self._depth == 2 and self._has_arguments and self._span is None and c == "{":
                 self._span = at, None
         elif c in "}]":
             self._depth -= 1
@@ -180,13 +192,20 @@ class CallScanner(CharacterScanner):
         elif self._depth == 1 and c == ":" and self._key is None:
             self._key = _string(self.raw[self._start : at]) or ""
             self._start = at + 1
+            if self._by_key and self.name is None:
+                self.name = self._key or None
         elif self._depth == 1 and c == ",":
             self._end_of_value(at)
             self._start = at + 1
 
+    @property
+    def _has_arguments(self) -> bool:
+        """Whether the value of the key that was read last is the arguments."""
+        return self._key in _ARGUMENTS or (self._by_key and self._key == self.name)
+
     def _end_of_value(self, at: int) -> None:
         value, key, self._key = self.raw[self._start : at].strip(), self._key, None
-        if self._is_arguments:
+        if self._is_arguments or self._by_key:
             return
         if key in _NAMES and self.name is None:
             self.name = _string(value) or None

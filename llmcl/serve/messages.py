@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -25,6 +26,8 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Thought
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
+
+_MAX_TRIES = 64  # commas from the end of cut arguments, the last of which that is not in a text ends a complete one
 
 
 async def messages(request: Request, service: Service) -> GenerationResponse:
@@ -94,6 +97,7 @@ class MessageForm:
         self._blocks: list[dict[str, Any]] = []
         self._is_open = False  # the last block
         self._arguments = ""  # of it
+        self._is_complete = False  # they are
 
     def begin(self) -> bytes:
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -118,6 +122,7 @@ class MessageForm:
             self._arguments += part.delta
             if part.delta:
                 begun += self._delta({"type": "input_json_delta", "partial_json": part.delta})
+            self._is_complete = part.is_last
             return begun + (self._close() if part.is_last else b"")
         if isinstance(part, Thought):
             begun = self._opened({"type": "thinking", "thinking": "", "signature": ""}, unless="thinking")
@@ -146,7 +151,7 @@ class MessageForm:
             return b""
         self._is_open = False
         if self._blocks[-1]["type"] == "tool_use":
-            self._blocks[-1]["input"] = _object(self._arguments)
+            self._blocks[-1]["input"] = _object(self._arguments, is_complete=self._is_complete)
         return _event({"type": "content_block_stop", "index": len(self._blocks) - 1})
 
     def end(self, answers: Sequence[Answer]) -> bytes:
@@ -185,10 +190,15 @@ def _event(data: dict[str, Any]) -> bytes:
     return event(data, data["type"])
 
 
-def _object(arguments: str) -> dict[str, Any]:
-    """Arguments as the API has them; what is no object (a model's own mistake) is shown as it was written."""
-    try:
-        value = json.loads(arguments or "{}")
-    except (ValueError, RecursionError):
-        value = None
-    return value if isinstance(value, dict) else {"arguments": arguments}
+def _object(arguments: str, *, is_complete: bool) -> dict[str, Any]:
+    """Arguments as the API has them. What is no object (a model's own mistake) is shown as it was written; those of a
+    call that was cut are the ones that were complete.
+    """
+    tries = [arguments or "{}"]
+    if not is_complete:
+        tries += [f"{arguments[:at]}}}" for at in reversed(range(len(arguments))) if arguments[at] == ","][:_MAX_TRIES]
+    for text in tries:
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(text), dict):
+                return value
+    return {"arguments": arguments} if is_complete else {}

@@ -9,6 +9,7 @@ from llmcl.serve.call_scanner import CallScanner, Scanner, StateScanner
 from llmcl.serve.tools import Schemas
 
 _NAME = re.compile(r"[\w.:/\-]{1,128}")
+_NUMBERED = re.compile(r"(?:functions\.)?(?P<name>[^:]+):\d+")
 _MOST = 300  # characters before the arguments, marks included
 
 
@@ -17,7 +18,7 @@ class NamedForm:
     """front, kind, separator, the name, `before`, the arguments, behind, end. kind, before and behind: texts between.
 
     Calls without a kind have the name in its place: front, the name, separator, before, the arguments, behind, end.
-    Both are read, whichever of them it is.
+    Both are read, whichever of them it is. is_numbered: the name is an id such as `functions.weather:0`.
     """
 
     front: str
@@ -26,6 +27,7 @@ class NamedForm:
     kind: str = ""
     before: str = ""
     behind: str = ""
+    is_numbered: bool = False
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -40,7 +42,7 @@ class NamedForm:
         return NamedScanner(self)
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments of a call."""
+        """What stands before and behind the arguments of a call. A number is to be put between name and separator."""
         head = f"{self.kind}{self.separator}{name}" if self.kind else f"{name}{self.separator}"
         return f"{self.front}{head}{self.before}", f"{self.behind}{self.end}"
 
@@ -63,6 +65,8 @@ class NamedScanner(StateScanner):
         name = first.strip() if words[0][:1] in ("", "`") else words[0]
         if not separator or not _NAME.fullmatch(name):
             return self._gives_up()
+        if self._form.is_numbered and (numbered := _NUMBERED.fullmatch(name)):
+            self.id, name = name, numbered["name"]
         self.name, self._object = name, CallScanner(name)
         self._held = self._held[min(found) :]
         self._read = self._read_end if self._held.startswith(self._form.end) else self._read_arguments

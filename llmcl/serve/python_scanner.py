@@ -13,7 +13,7 @@ from llmcl.serve.tools import Schemas
 
 _CALL, _BEGUN = re.compile(r"[\w.\-]+\s*\("), re.compile(r"([\w.\-]+\s*)?")
 _NAME = re.compile(r"[\w.\-]{1,128}")
-_MOST = 1 << 16  # characters of a value that Python's parser is given
+MAX_LITERAL = 1 << 16  # characters of a value that Python's parser is given
 
 
 @dataclass(frozen=True)
@@ -87,6 +87,6 @@ def _as_json(text: str) -> str:
     text = text.strip()
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            if len(text) <= _MOST:
+            if len(text) <= MAX_LITERAL:
                 return json.dumps(read(text), ensure_ascii=False, allow_nan=False)
     return json.dumps(text, ensure_ascii=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmcl.serve.call_scanner import Scanner, StateScanner
+from llmcl.serve.python_scanner import MAX_LITERAL
 from llmcl.serve.tools import Schemas
 from llmcl.tokenizer.answer_parts import n_begun
 
@@ -22,13 +24,17 @@ _WORDS = {"True": "true", "False": "false", "None": "null"}  # as Python writes 
 class Tags:
     """What stands before and behind a name, and before and behind each key and each value; and at the end of a call.
 
-    A value is the text between its tags as it is; no character of it is escaped.
+    A value is the text between its tags as it is; no character of it is escaped. kind: what stands between a key and
+    "true" where its value is text, "false" where it is JSON; "" for tags that do not say it. special: texts in the tags
+    that may be special tokens.
     """
 
     name: tuple[str, str]
     key: tuple[str, str]
     value: tuple[str, str]
     end: str
+    kind: str = ""
+    special: tuple[str, ...] = ()
 
     @property
     def front(self) -> str:
@@ -36,7 +42,7 @@ class Tags:
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return (self.end,)
+        return self.end, *self.special
 
     def begins(self, text: str) -> bool | None:
         if len(text) < len(self.front) and self.front.startswith(text):
@@ -57,6 +63,7 @@ class TagScanner(StateScanner):
         self._properties: Mapping[str, Any] = {}
         self._key = ""
         self._in_text = False  # a value that is text has begun
+        self._is_said_to_be_text: bool | None = None
 
     def _read_name(self) -> bool:
         front, behind = self._tags.name
@@ -90,6 +97,9 @@ class TagScanner(StateScanner):
     def _read_key(self) -> bool:
         key, mark, rest = self._held.partition(self._tags.key[1])
         if mark:
+            if self._tags.kind:
+                key, _, word = key.partition(self._tags.kind)
+                self._is_said_to_be_text = {"true": True, "false": False}.get(word.strip())
             self._key, self._held, self._read = key.strip(), rest, self._read_front
             self.arguments += (", " if len(self.arguments) > 1 else "") + _quoted(self._key) + ": "
         return bool(mark)
@@ -101,7 +111,8 @@ class TagScanner(StateScanner):
         if len(held) < len(front) and front.startswith(held):
             return False
         self._held = held.removeprefix(front)
-        self._in_text = is_text(self._schema)
+        said = self._is_said_to_be_text
+        self._in_text = is_text(self._schema) if said is None else said
         self.arguments += '"' if self._in_text else ""
         self._read = self._read_value
         return True
@@ -134,7 +145,21 @@ class TagScanner(StateScanner):
             value = json.loads(word, parse_constant=_refuse)
             if isinstance(value, str) or not only_strings:
                 return word
+        if not only_strings and word[:1] in ("[", "{"):
+            return _unescaped(word) or _quoted(text)
         return _quoted(text)
+
+
+def _unescaped(word: str) -> str | None:
+    """An array or object whose quotes a model escaped as if it stood in a string, or that it wrote as Python does."""
+    with suppress(ValueError, RecursionError):
+        inner = json.loads(f'"{word}"', strict=False)
+        json.loads(inner, parse_constant=_refuse)
+        return str(inner)
+    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        if len(word) <= MAX_LITERAL:
+            return json.dumps(ast.literal_eval(word), ensure_ascii=False, allow_nan=False)
+    return None
 
 
 def is_text(schema: Any) -> bool:

@@ -7,15 +7,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ThoughtMarks:
-    """A thought stands between `begin` and `end`. markers: texts in these that may be special tokens."""
+    """A thought stands between `begin` and `end`. markers: texts in these that may be special tokens. strays: models
+    write an end also where no thought is open; it is no text.
+    """
 
     begin: str
     end: str
     markers: tuple[str, ...]
+    strays: bool = False
 
 
-THINK = ThoughtMarks("<think>", "</think>", ("<think>", "</think>"))
-WAYS = (ThoughtMarks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>")), THINK)
+def _marks(begin: str, end: str) -> ThoughtMarks:
+    return ThoughtMarks(begin, end, (begin, end))
+
+
+THINK = _marks("<think>", "</think>")
+WAYS = (
+    ThoughtMarks("<|channel>thought", "<channel|>", ("<|channel>", "<channel|>"), strays=True),  # Gemma 4
+    _marks("[THINK]", "[/THINK]"),  # Magistral, Ministral 3
+    _marks("<seed:think>", "</seed:think>"),  # Seed-OSS
+    _marks("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A and R7B
+    _marks("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
+    THINK,
+)
 
 
 def thought_marks(template: str | None) -> ThoughtMarks:

@@ -7,10 +7,10 @@ import re
 import secrets
 import string
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from llmcl.serve.call_scanner import CallForm, ObjectForm
+from llmcl.serve.call_scanner import CallForm, KeyForm, ObjectForm
 from llmcl.serve.gemma_scanner import GemmaForm
 from llmcl.serve.named_scanner import NamedForm
 from llmcl.serve.python_scanner import PythonForm
@@ -28,18 +28,20 @@ class ToolFamily:
     """A way to write calls: `opening`, a call in its form, `closing`.
 
     sign, also: what a chat template of this family has in it. opening: what a call begins with; "" for one that is the
-    whole answer. arguments: the field that has them. is_list: calls are a JSON array, with one opening for all.
-    is_lines: they follow one another, likewise. between: calls that are no array. other_openings: what models of the
-    family write as well. id_length: letters of an id; 0: any. example: how a model is told to write calls whose
-    template does not do it.
+    whole answer. name_key, arguments: the fields that have them. is_list: calls are a JSON array, with one opening for
+    all. is_named: each call is its name, perhaps an id, and its arguments. is_lines: they follow one another, likewise.
+    between: calls that are no array. other_openings: what models of the family write as well. id_length: letters of an
+    id; 0: any. example: how a model is told to write calls whose template does not do it.
     """
 
     name: str
     sign: str
     opening: str
     closing: str
+    name_key: str = "name"
     arguments: str = "arguments"
     is_list: bool = False
+    is_named: bool = False
     is_lines: bool = False
     other_openings: tuple[str, ...] = ()
     id_length: int = 0
@@ -86,9 +88,67 @@ def _deepseek(name: str, form: NamedForm, *, also: str = "", between: str) -> To
     )
 
 
+# Kimi K2. The template shows the whole id to the model.
+_NUMBERED = NamedForm("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", is_numbered=True)
+# Seed-OSS; MiniMax M2; DeepSeek V3.2, which says of each value whether it is text.
+_SEED = Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>")
+_INVOKE = Tags(('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), "</invoke>")
+_DSML = "｜DSML｜"
+_DSML_INVOKE = Tags(
+    (f'<{_DSML}invoke name="', '">'),
+    (f'<{_DSML}parameter name="', '">'),
+    ("", f"</{_DSML}parameter>"),
+    f"</{_DSML}invoke>",
+    kind='" string="',
+    special=(_DSML,),
+)
+CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"  # of Mistral's models since 2025
+_NAMED_OBJECT = ObjectForm(marks=(CALL_ID, ARGS))
+
 HERMES = ToolFamily("hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>")
+_MISTRAL = ToolFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", is_list=True, id_length=9, form=_NAMED_OBJECT)
+_NAMED_MISTRAL = replace(_MISTRAL, is_named=True, between="")
 FAMILIES = (
-    ToolFamily("mistral", "[TOOL_CALLS]", "[TOOL_CALLS]", "", is_list=True, id_length=9),
+    replace(_NAMED_MISTRAL, name="mistral 3.2", also=CALL_ID),
+    replace(_NAMED_MISTRAL, name="mistral 3", also=ARGS),
+    _MISTRAL,
+    ToolFamily("seed-oss", "<seed:tool_call>", "<seed:tool_call>\n", "\n</seed:tool_call>", form=_SEED),
+    ToolFamily(
+        "minimax m2",
+        "<minimax:tool_call>",
+        "<minimax:tool_call>\n",
+        "\n</minimax:tool_call>",
+        is_lines=True,
+        form=_INVOKE,
+    ),
+    ToolFamily(
+        "deepseek v3.2",
+        _DSML,
+        f"<{_DSML}function_calls>\n",
+        f"\n</{_DSML}function_calls>",
+        is_lines=True,
+        form=_DSML_INVOKE,
+    ),
+    ToolFamily(
+        "kimi k2",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_begin|>",
+        "<|tool_calls_section_end|>",
+        is_lines=True,
+        other_openings=(_NUMBERED.front,),
+        form=_NUMBERED,
+        between="",
+    ),
+    ToolFamily(
+        "cohere",
+        "<|START_ACTION|>",
+        "<|START_ACTION|>",
+        "<|END_ACTION|>",
+        name_key="tool_name",
+        arguments="parameters",
+        is_list=True,
+    ),
+    ToolFamily("apertus", "<|tools_prefix|>", "<|tools_prefix|>", "<|tools_suffix|>", is_list=True, form=KeyForm()),
     ToolFamily("granite", "<|tool_call|>", "<|tool_call|>", "", is_list=True, other_openings=("<tool_call>",)),
     ToolFamily(
         "qwen", "<parameter=", "<tool_call>\n", "\n</tool_call>", other_openings=("<function=",), form=_FUNCTION

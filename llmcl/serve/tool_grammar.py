@@ -7,11 +7,12 @@ import re
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmcl.serve.call_scanner import KeyForm
 from llmcl.serve.gemma_scanner import QUOTE, GemmaForm
 from llmcl.serve.named_scanner import NamedForm
 from llmcl.serve.python_scanner import PythonForm
 from llmcl.serve.tag_scanner import Tags, is_text
-from llmcl.serve.tool_families import ToolFamily
+from llmcl.serve.tool_families import ARGS, CALL_ID, ToolFamily
 from llmcl.serve.tools import Tool, ToolUse
 from llmcl.tokenizer.channel_reader import CHANNEL, CONSTRAIN, END, MARKS, MESSAGE, START
 from llmcl.tokenizer.special_markers import special_markers
@@ -61,7 +62,7 @@ def grammar_of(
             ways = ["TEXT", "opening calls"]
             rules.append(f"opening[lazy]: TEXT {lark.marker(family.opening)}")
         elif family.opening:
-            ways = ["TEXT", f"TEXT {lark.marker(family.opening)} calls"]
+            ways = ["TEXT", f"TEXT {lark.after_text(family.opening)} calls"]
         else:
             ways = ["OTHER", "calls"]
             rules.append("OTHER: /\\s*([^{\\s](.|\\n)*)?/")
@@ -83,7 +84,7 @@ class _Lark:
 
     @property
     def opening_is_text(self) -> bool:
-        return bool(self._family.opening) and self._family.opening.strip() not in self._ids
+        return bool(self._family.opening) and not any(mark in self._family.opening for mark in self._ids)
 
     def is_special(self, mark: str) -> bool:
         return mark in self._ids
@@ -93,12 +94,21 @@ class _Lark:
         parts = re.split(f"({'|'.join(map(re.escape, self._ids))})", text) if self._ids else [text]
         return " ".join(f"<[{self._ids[part]}]>" if part in self._ids else _quoted(part) for part in parts if part)
 
+    def after_text(self, text: str) -> str:
+        """A text with a special token in it, behind any text: what stands before the token is part of the latter."""
+        at = min(text.find(mark) for mark in self._ids if mark in text)
+        return self.marker(text[at:])
+
     def calls(self, several: bool) -> str:
         """One call, or several, after the opening of the first."""
         family = self._family
-        if family.is_list:
+        if family.is_list and not family.is_named:
             listed = '"[" call (", " call)* "]"' if several else '"[" call "]"'
             return f"{listed} {self.marker(family.closing)}".strip()
+        if family.is_lines and several and family.between and family.closing.startswith(family.between):
+            # A grammar reads no text twice: not the front of what closes all calls for what stands between two.
+            rest = family.closing.removeprefix(family.between)
+            return f"(call {self.marker(family.between)})+ {self.marker(rest)}"
         if family.is_lines and several:
             return f"call ({_joined(self.marker(family.between), 'call')})* {self.marker(family.closing)}"
         one = f"call {self.marker(family.closing)}".strip()
@@ -147,9 +157,18 @@ def _call_rules(family: ToolFamily, tool: Tool, i: int, lark: _Lark) -> list[str
         members = _gemma_members(f"{i}", _members_of(tool.parameters, tool.parameters), tool, lark, 0)
         return [f"call_{i}: {_quoted(f'call:{tool.name}{{')} none_{i}_0 {_quoted('}')}", *members]
     if isinstance(form, NamedForm):
+        if form.is_numbered:
+            before = f"{lark.marker(f'{form.front}functions.{tool.name}:')} /[0-9]+/ {lark.marker(form.separator)}"
+            return [f"call_{i}: {before} args_{i} {lark.marker(form.end)}", _arguments_rule(tool, i)]
         before, behind = map(lark.marker, form.around(tool.name))
         return [f"call_{i}: {before} args_{i} {behind}", _arguments_rule(tool, i)]
-    head = f'{{"name": {json.dumps(tool.name)}, "{family.arguments}": '
+    if family.is_named:
+        call_id = f"{lark.marker(CALL_ID)} /[a-zA-Z0-9]{{9}}/ " if family.also == CALL_ID else ""
+        return [f"call_{i}: {_quoted(tool.name)} {call_id}{lark.marker(ARGS)} args_{i}", _arguments_rule(tool, i)]
+    if isinstance(form, KeyForm):
+        head = f"{{{json.dumps(tool.name)}: "
+    else:
+        head = f'{{"{family.name_key}": {json.dumps(tool.name)}, "{family.arguments}": '
     return [f'call_{i}: {_quoted(head)} args_{i} "}}"', _arguments_rule(tool, i)]
 
 
@@ -234,20 +253,25 @@ def _choices(schema: Mapping[str, Any]) -> list[str]:
 
 def _tagged(tags: Tags, tool: Tool, i: int, lark: _Lark) -> list[str]:
     """Keys come in the order of the schema; those that are not required may be left out."""
-    parts, rules = [_quoted(f"{tags.name[0]}{tool.name}{tags.name[1].strip()}\n")], []
+    parts, rules = [lark.marker(f"{tags.name[0]}{tool.name}{tags.name[1].strip()}\n")], []
+    has_special = any(map(lark.is_special, tags.special))
     for n, (key, schema, is_required) in enumerate(_members_of(tool.parameters, tool.parameters)):
-        rule, front, behind = f"{i}_{n}", f"{tags.key[0]}{key}{tags.key[1]}{tags.value[0]}", f"{tags.value[1]}\n"
+        kind = f"{tags.kind}{json.dumps(is_text(schema))}" if tags.kind else ""
+        rule, front = f"{i}_{n}", f"{tags.key[0]}{key}{kind}{tags.key[1]}{tags.value[0]}"
+        behind, shown_behind = f"{tags.value[1]}\n", lark.marker(f"{tags.value[1]}\n")
         if is_text(schema):
             if choices := _choices(schema):
-                rules.append(f"value_{rule}: ({' | '.join(map(_quoted, choices))}) {_quoted(behind)}")
+                rules.append(f"value_{rule}: ({' | '.join(map(_quoted, choices))}) {shown_behind}")
+            elif has_special:
+                rules.append(f"value_{rule}: TEXT {lark.after_text(behind)}")
             else:
                 rules.append(f"value_{rule}[lazy]: TEXT {_quoted(behind)}")
         else:
             rules += [
-                f"value_{rule}: json_{rule} {_quoted(behind)}",
+                f"value_{rule}: json_{rule} {shown_behind}",
                 _json_rule(f"json_{rule}", schema, tool),
             ]
-        rules.append(f"arg_{rule}: {_quoted(front)} value_{rule}")
+        rules.append(f"arg_{rule}: {lark.marker(front)} value_{rule}")
         parts.append(f"arg_{rule}" + ("" if is_required else "?"))
     return [f"call_{i}: {' '.join(parts)} {lark.marker(tags.end)}", *rules]
 

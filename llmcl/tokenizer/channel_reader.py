@@ -19,8 +19,9 @@ _ENDS = (END, "<|call|>", "<|return|>", START)
 MARKS = (CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
 FINAL = f"{CHANNEL}final{MESSAGE}"  # what comes before an answer that begins at once
 _NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
-_RECIPIENT = re.compile(r"\bto=([^\s<]+)")
+_RECIPIENT = re.compile(r"\bto=\s*([^\s<]+)")
 _FUNCTIONS = "functions."
+_PEOPLE = frozenset(("assistant", "user", "all"))  # recipients that are no tools
 
 
 def has_channels(template: str | None) -> bool:
@@ -80,12 +81,13 @@ class ChannelReader(AnswerParts):
 
     def _begin(self, head: str) -> None:
         self._has_begun = True
-        channel, recipient = _NAMED.search(head), _RECIPIENT.search(head)
-        name = channel[1] if channel is not None else "final"
-        if recipient is not None and self.schemas:
-            self._kind = "call" if self.several or not self.calls else "nothing"
+        channels = _NAMED.findall(head)  # a model may think better of one before the message begins
+        tools = [to.removeprefix(_FUNCTIONS) for to in _RECIPIENT.findall(head) if to not in _PEOPLE]
+        name = channels[-1] if channels else "final"
+        if tools:  # without tools a call, such as of one that models were trained with, is nothing to show
+            self._kind = "call" if self.schemas and (self.several or not self.calls) else "nothing"
             if self._kind == "call":
-                self._call("", new=Call("call_" + secrets.token_hex(12), recipient[1].removeprefix(_FUNCTIONS)))
+                self._call("", new=Call("call_" + secrets.token_hex(12), tools[-1]))
             return
         self._kind = "thought" if name == "analysis" else "text"
         if self._kind in self._seen:  # a second message of its kind

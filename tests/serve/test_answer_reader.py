@@ -8,6 +8,7 @@ import pytest
 from examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from written_calls import ANSWERS, NAMES, A, W
 
 from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.gemma_scanner import QUOTE, GemmaForm
@@ -16,208 +17,6 @@ from llmcl.serve.tool_families import FAMILIES, HERMES, family_of
 from llmcl.tokenizer.answer_parts import CallPart, Said, Thought
 
 BY_NAME = {family.name: family for family in reversed(FAMILIES)}
-NAMES = {
-    "weather": {"type": "object", "properties": {"city": {"type": "string"}, "unit": {"enum": ["C", "F"]}}},
-    "add": {"type": "object", "properties": {"a": {"type": "integer"}, "b": {}, "c": {"type": ["string", "null"]}}},
-}
-W, A = '{"city": "Z\\u00fcrich, \\"old\\" {town}"}', '{"a": 1, "b": [2, {"c": "}"}]}'
-
-# Family; the answer; its text; (name, arguments) of its calls.
-ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
-    "hermes": ("hermes", f'<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>', "", [("weather", W)]),
-    "hermes, two": (
-        "hermes",
-        f'I look.\n\n<tool_call>\n{{"name": "weather", "arguments": {W}}}\n</tool_call>\n<tool_call>\n'
-        f'{{"name": "add", "arguments": {A}}}\n</tool_call>\n',
-        "I look.",
-        [("weather", W), ("add", A)],
-    ),
-    "hermes, text behind": (
-        "hermes",
-        f'<tool_call>{{"name": "add", "arguments": {A}}}</tool_call>\nThat is it.',
-        "That is it.",
-        [("add", A)],
-    ),
-    "arguments first": ("hermes", f'<tool_call>\n{{"arguments": {A}, "name": "add"}}\n</tool_call>', "", [("add", A)]),
-    "none": ("hermes", '<tool_call>\n{"name": "add"}\n</tool_call>', "", [("add", "{}")]),
-    "in a string": (
-        "hermes",
-        f'<tool_call>\n{{"name": "add", "arguments": {json.dumps(A)}}}\n</tool_call>',
-        "",
-        [("add", A)],
-    ),
-    "text alone": (
-        "hermes",
-        "1 < 2 and <tool> is \n no call <tool_cal",
-        "1 < 2 and <tool> is \n no call <tool_cal",
-        [],
-    ),
-    "no object": ("hermes", "<tool_call> is a word", "<tool_call>is a word", []),
-    "no call": ("hermes", '<tool_call>{"x": 1}</tool_call>', '<tool_call>{"x": 1}</tool_call>', []),
-    "llama": ("llama 3", f'{{"name": "add", "parameters": {A}}}', "", [("add", A)]),
-    "llama, two": (
-        "llama 3",
-        f'{{"type": "function", "name": "add", "parameters": {A}}}; {{"name": "weather", "parameters": {W}}}',
-        "",
-        [("add", A), ("weather", W)],
-    ),
-    "llama, tag": ("llama 3", f'<|python_tag|>{{"name": "add", "parameters": {A}}}', "", [("add", A)]),
-    "llama, other JSON": ("llama 3", '{"name": "Bob", "age": 3}', '{"name": "Bob", "age": 3}', []),
-    "llama, text": ("llama 3", 'Say {"name": "add"}', 'Say {"name": "add"}', []),
-    "mistral": (
-        "mistral",
-        f'[TOOL_CALLS] [{{"name": "add", "arguments": {A}}}, {{"name": "weather", "arguments": {W}}}]',
-        "",
-        [("add", A), ("weather", W)],
-    ),
-    "mistral, without its token": ("mistral", f'[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
-    "mistral, newer": (
-        "mistral",
-        f"[TOOL_CALLS]add[ARGS]{A}[TOOL_CALLS]weather[ARGS]{W}",
-        "",
-        [("add", A), ("weather", W)],
-    ),
-    "mistral, a list": ("mistral", "[1, 2]", "[1, 2]", []),
-    "qwen": (
-        "qwen",
-        'I look.\n<tool_call>\n<function=weather>\n<parameter=city>\nZ\u00fcrich,\n"old" <town>\n</parameter>\n'
-        "<parameter=unit>\nC\n</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=add>\n<parameter=a>\n"
-        '1\n</parameter>\n<parameter=b>\n[2, {"c": "}"}]\n</parameter>\n</function>\n</tool_call>\n',
-        "I look.",
-        [
-            ("weather", '{"city": "Z\u00fcrich,\\n\\"old\\" <town>", "unit": "C"}'),
-            ("add", '{"a": 1, "b": [2, {"c": "}"}]}'),
-        ],
-    ),
-    "qwen, without its opening": (
-        "qwen",
-        "<function=weather>\n<parameter=city>\n12\n</parameter>\n<parameter=other>\n3\n</parameter>\n</function>\n"
-        "</tool_call>",
-        "",
-        [("weather", '{"city": "12", "other": "3"}')],
-    ),
-    "qwen, values of their own": (
-        "qwen",
-        "<tool_call><function=add><parameter=a>True</parameter><parameter=b>two</parameter><parameter=c>\nnull\n"
-        "</parameter></function></tool_call>\nDone.",
-        "Done.",
-        [("add", '{"a": true, "b": "two", "c": null}')],
-    ),
-    "qwen, none": ("qwen", "<tool_call>\n<function=add>\n</function>\n</tool_call>", "", [("add", "{}")]),
-    "qwen, no call": ("qwen", "<tool_call> is a word", "<tool_call>is a word", []),
-    "qwen, no name": ("qwen", "See <function=a b>c", "See<function=a b>c", []),
-    "glm": (
-        "glm",
-        "<tool_call>weather\n<arg_key>city</arg_key>\n<arg_value>Bern\n</arg_value>\n<arg_key>unit</arg_key>\n"
-        "<arg_value>C</arg_value>\n</tool_call>\n<tool_call>add<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>",
-        "",
-        [("weather", '{"city": "Bern\\n", "unit": "C"}'), ("add", '{"a": 1}')],
-    ),
-    "lfm2": (
-        "lfm2",
-        """Well. <|tool_call_start|>[weather(city='Z\u00fcrich, "old" (town)', unit="C"), """
-        """add(a=1, b=[2, {'c': ")"}])] <|tool_call_end|>""",
-        "Well.",
-        [
-            ("weather", '{"city": "Z\u00fcrich, \\"old\\" (town)", "unit": "C"}'),
-            ("add", '{"a": 1, "b": [2, {"c": ")"}]}'),
-        ],
-    ),
-    "lfm2, values of their own": (
-        "lfm2",
-        "[add(a=True, b=null, c=007, from='it\\'s', e=x)]",
-        "",
-        [("add", '{"a": true, "b": null, "c": "007", "from": "it\'s", "e": "x"}')],
-    ),
-    "olmo 3": (
-        "olmo 3",
-        """I look.\n<function_calls>weather(city="Z\u00fcrich, (old)\\n", unit='C')\nadd(a=1, b=[2, null])\n"""
-        "add(b=true)</function_calls>\nDone.",
-        "I look.Done.",
-        [
-            ("weather", '{"city": "Z\u00fcrich, (old)\\n", "unit": "C"}'),
-            ("add", '{"a": 1, "b": [2, null]}'),
-            ("add", '{"b": true}'),
-        ],
-    ),
-    "olmo 3, cut": ("olmo 3", "<function_calls>add(a=1)\nadd(", "", [("add", '{"a": 1}'), ("add", "{")]),
-    "olmo 3, lines between": (
-        "olmo 3",
-        "<function_calls>\nadd(a=1)\n\nadd()\n</function_calls>",
-        "",
-        [("add", '{"a": 1}'), ("add", "{}")],
-    ),
-    "olmo 3, no call": ("olmo 3", "<function_calls> is a word", "<function_calls>is a word", []),
-    "lfm2, none": ("lfm2", "<|tool_call_start|>[a.b-c()]<|tool_call_end|>Done.", "Done.", [("a.b-c", "{}")]),
-    "lfm2, no call": ("lfm2", "[1] says (so)", "[1] says (so)", []),
-    "lfm2, of no tool": ("lfm2", "[see(x=1)]", "[see(x=1)]", []),
-    "gemma": (
-        "gemma 4",
-        'I look.\n<|tool_call>call:weather{city:<|"|>Zürich, "old" {town}\n<b><|"|>,unit:<|"|>C<|"|>}<tool_call|>'
-        "<|tool_call>call:add{a:1,b:[2,{c:true}]}<tool_call|>",
-        "I look.",
-        [
-            ("weather", '{"city": "Zürich, \\"old\\" {town}\\n<b>", "unit": "C"}'),
-            ("add", '{"a": 1, "b": [2, {"c": true}]}'),
-        ],
-    ),
-    "gemma, none": ("gemma 4", "<|tool_call>call:add{}<tool_call|>\nDone.", "Done.", [("add", "{}")]),
-    "gemma, as JSON": ("gemma 4", f"<|tool_call>call:add{A}<tool_call|>", "", [("add", A)]),
-    "gemma, values of their own": (
-        "gemma 4",
-        '<|tool_call>add { a : 007, <|"|>b<|"|>:None, c:[x y,], d, e: }<tool_call|>',
-        "",
-        [("add", '{"a": "007", "b": null, "c": ["x y"], "d": null, "e": null}')],
-    ),
-    "gemma, signs left out": (
-        "gemma 4",
-        '<|tool_call>call:add{{1}<|"|>a<|"|>[<|"|>b<|"|><|"|>c<|"|>}}<tool_call|>',
-        "",
-        [("add", '{"": {"1": null}, "a": null, "": ["b", "c"]}')],
-    ),
-    "gemma, cut": ("gemma 4", '<|tool_call>call:add{a:1,b:<|"|>tw<|"', "", [("add", '{"a": 1, "b": "tw')]),
-    "gemma, no call": ("gemma 4", "<|tool_call> is a word", "<|tool_call>is a word", []),
-    "deepseek": (
-        "deepseek v3",
-        "I look.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
-        f"{W}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{A}\n```"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "I look.",
-        [("weather", W), ("add", A)],
-    ),
-    "deepseek, newer": (
-        "deepseek v3.1",
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>weather<｜tool▁sep｜>{W}<｜tool▁call▁end｜>"
-        f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>{A}<｜tool▁call▁end｜><｜tool▁calls▁end｜>Done.",
-        "Done.",
-        [("weather", W), ("add", A)],
-    ),
-    "deepseek, without the first opening": (
-        "deepseek v3",
-        f"<｜tool▁call▁begin｜>add<｜tool▁sep｜>\n```json\n{A}\n```\n<｜tool▁call▁end｜>",
-        "",
-        [("add", A)],
-    ),
-    "deepseek, none": (
-        "deepseek v3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>add<｜tool▁call▁end｜>",
-        "",
-        [("add", "{}")],
-    ),
-    "deepseek, cut": (
-        "deepseek v3.1",
-        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a',
-        "",
-        [("add", '{"a')],
-    ),
-    "deepseek, no call": (
-        "deepseek v3",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b{}",
-        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>a b{}",
-        [],
-    ),
-    "granite": ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
-}
 
 
 def read(reader: AnswerReader, pieces: list[str]) -> AnswerReader:
@@ -272,6 +71,61 @@ def test_the_opening_of_a_call_is_no_text_where_an_answer_is_cut(name: str) -> N
             assert not reader.text.removeprefix(text[: len(reader.text)]).strip(), (answer[:n], reader.text)
         for opening in openings:
             assert not opening or opening[: len(opening) // 2 + 1] not in reader.text, (answer[:n], reader.text)
+
+
+def test_ids_that_models_write_are_kept() -> None:
+    for name, ids in (
+        ("mistral 3.2", ["9Ae3bDc2F", "000000001"]),
+        ("kimi k2", ["functions.weather:0", "functions.add:1"]),
+        ("kimi k2, names alone", ["add:3", None]),
+        ("kimi k2, the same number", ["functions.add:0", None]),
+        ("mistral 3", [None, None]),
+        ("cohere", [None, None]),  # it counts from 0 in each answer
+    ):
+        family, answer, _, _ = ANSWERS[name]
+        reader = AnswerReader(BY_NAME[family], NAMES)
+        reader.push(answer, 0)
+        for call, expected in zip(reader.calls, ids, strict=True):
+            assert call.id == expected if expected else len(call.id) >= 9, name
+
+
+def test_signs_of_mistral_that_are_tokens() -> None:
+    """They have no text of their own, so the name and the id ran together."""
+    special = {7: "[TOOL_CALLS]", 8: "[CALL_ID]", 9: "[ARGS]"}
+    reader = AnswerReader(BY_NAME["mistral 3.2"], NAMES, special=special)
+    for text, token in (("", 7), ("weather", 0), ("", 8), ("9Ae3bDc2F", 0), ("", 9), (W, 0)):
+        reader.push(text, token)
+    reader.finish()
+    assert [(call.id, call.name, call.arguments) for call in reader.calls] == [("9Ae3bDc2F", "weather", W)]
+    assert {*special.values()} <= {*BY_NAME["mistral 3.2"].markers}
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "thoughts", "text"),
+    [
+        ("[THINK]", "[THINK]I should call get_weather.[/THINK]Hello", "I should call get_weather.", "Hello"),
+        ("<seed:think>", "<seed:think>\nHm.\n</seed:think>Hello", "Hm.", "Hello"),
+        ("<|START_THINKING|>", "<|START_THINKING|>Hm.<|END_THINKING|>Hello", "Hm.", "Hello"),
+        ("<|inner_prefix|>", "<|inner_prefix|>Hm.<|inner_suffix|>Hello", "Hm.", "Hello"),
+        ("<|channel>thought", "<|channel>thought\n<channel|>Hello<channel|>", "", "Hello"),
+        ("<|channel>thought", "Hello<channel|> you<channel|>", "", "Hello you"),
+        ("<|channel>thought", "<|channel>thought\nHm.<channel|>Hello <channel", "Hm.", "Hello <channel"),
+        ("", "Hello</think>", "", "Hello</think>"),
+    ],
+)
+@pytest.mark.parametrize("family", [None, "mistral"])
+def test_thoughts_of_other_families(template: str, answer: str, thoughts: str, text: str, family: str | None) -> None:
+    for pieces in cuts(answer):
+        reader = read(AnswerReader(BY_NAME[family] if family else None, NAMES, marks=thought_marks(template)), pieces)
+        assert (reader.thoughts, reader.text) == (thoughts, text), pieces
+
+
+def test_a_call_in_a_thought_is_none() -> None:
+    answer = f"[THINK]I write [TOOL_CALLS]add[ARGS]{A}.[/THINK][TOOL_CALLS]weather[ARGS]{W}"
+    for pieces in cuts(answer):
+        reader = read(AnswerReader(BY_NAME["mistral 3"], NAMES, marks=thought_marks("[THINK]")), pieces)
+        assert [(call.name, call.arguments) for call in reader.calls] == [("weather", W)] and not reader.text
+        assert reader.thoughts == f"I write [TOOL_CALLS]add[ARGS]{A}."
 
 
 def test_text_is_text_where_an_answer_is_cut() -> None:
@@ -411,6 +265,14 @@ def test_families_are_known_by_their_templates() -> None:
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma 4"),
         ("tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'", "deepseek v3"),
         ("tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments']", "deepseek v3.1"),
+        ("'[TOOL_CALLS]' + name + '[CALL_ID]' + id + '[ARGS]' + arguments", "mistral 3.2"),
+        ("'[TOOL_CALLS]' + name + '[ARGS]' + arguments", "mistral 3"),
+        ("set toolcall_begin_token = '<seed:tool_call>' <function=name> <parameter=key>", "seed-oss"),
+        ("set toolcall_begin_token = '<minimax:tool_call>' <parameter name=", "minimax m2"),
+        ("set dsml_token = '｜DSML｜'", "deepseek v3.2"),
+        ("<|tool_calls_section_begin|><|tool_call_begin|>", "kimi k2"),
+        ("<|START_ACTION|>[", "cohere"),
+        ("set tools_prefix_token = '<|tools_prefix|>'", "apertus"),
         ("{{ messages }}", "hermes"),
     ):
         assert family_of(text).name == name

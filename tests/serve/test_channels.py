@@ -44,6 +44,10 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "two calls": (f"{CALL}{E}{S}assistant{CALL}", "", "", [("weather", CITY)] * 2),
     "no arguments": (f"{C}commentary to=functions.weather{M}<|call|>", "", "", [("weather", "{}")]),
     "two thoughts": (f"{THOUGHT}{THOUGHT}{FINAL}", "It is 4.", "Hm.\nYes.\n\nHm.\nYes.", []),
+    "another channel": (f"{C}commentary to=assistant{C}analysis{M}I'm thinking", "", "I'm thinking", []),
+    "to nobody": (f"{C}commentary to={C}final{M}It is 4.", "It is 4.", "", []),
+    "to the user": (f"{C}commentary to=user{M}I look.", "I look.", "", []),
+    "not offered": (f"{C}analysis to=python code{M}print(4)<|call|>", "", "", [("python", "print(4)")]),
     "cut": (f"{C}analysis{M}Hm", "", "Hm", []),
     "cut head": (f"{THOUGHT}{C}fin", "", "Hm.\nYes.", []),
     "no channel": ("It is 4.", "It is 4.", "", []),
@@ -67,6 +71,13 @@ def test_an_answer_is_read_however_it_is_cut(name: str) -> None:
         deltas = [part for part in parts if isinstance(part, CallPart)]
         assert sum(part.is_first for part in deltas) == len(calls)
         assert "".join(part.delta for part in deltas) == "".join(arguments for _, arguments in calls)
+
+
+def test_code_for_a_tool_is_no_text_where_there_are_no_tools() -> None:
+    reader = ChannelReader()
+    reader.push(f"{THOUGHT}{C}commentary to=python code{M}print(4)<|call|>{S}assistant{FINAL}", 0)
+    reader.finish()
+    assert (reader.text, reader.thoughts, reader.calls) == ("It is 4.", "Hm.\nYes.", [])
 
 
 def test_one_call_where_one_is_wanted() -> None:

@@ -21,6 +21,10 @@ from llmcl.tokenizer.tokenizer import byte_level_alphabet
 
 MARKS = ["<s>", "</s>", "[TOOL_CALLS]", "<tool_call>", "</tool_call>", "<|tool_call|>", "</think>", "<|python_tag|>"]
 MARKS += ["<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "<|tool_call>", "<tool_call|>", '<|"|>']
+MARKS += ["[CALL_ID]", "[ARGS]", "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>"]
+MARKS += ["｜DSML｜", "<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>"]
+MARKS += [f"<|tool_{name}|>" for name in ("calls_section_begin", "call_begin", "call_argument_begin", "call_end")]
+MARKS += ["<|tool_calls_section_end|>"]
 MARKS += [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")]
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -29,7 +33,37 @@ KEYED = "add\n<arg_key>a</arg_key>\n<arg_value>1</arg_value>\n</tool_call>"
 FENCED = '<｜tool▁call▁begin｜>function<｜tool▁sep｜>add\n```json\n{"a": 1}\n```<｜tool▁call▁end｜>'
 NAMED = '<｜tool▁call▁begin｜>add<｜tool▁sep｜>{"a": 1}<｜tool▁call▁end｜>'
 GEMMA = "<|tool_call>call:add{a:1}<tool_call|>"
+SEED = "<seed:tool_call>\n<function=add>\n<parameter=a>1</parameter>\n</function>\n</seed:tool_call>"
+INVOKE = '<invoke name="add">\n<parameter name="a">1</parameter>\n</invoke>'
+DSML = (
+    '<｜DSML｜invoke name="add">\n<｜DSML｜parameter name="a" string="false">1</｜DSML｜parameter>\n</｜DSML｜invoke>'
+)
+NUMBERED = '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1}<|tool_call_end|>'
+ACTION = '{"tool_name": "add", "parameters": {"a": 1}}'
 ANSWERS = {
+    "mistral 3.2": (
+        '[TOOL_CALLS]add[CALL_ID]9Ae3bDc2F[ARGS]{"a": 1}',
+        '[TOOL_CALLS]add[CALL_ID]9Ae3bDc2F[ARGS]{"a": 1}[TOOL_CALLS]add[CALL_ID]000000000[ARGS]{"a": 1}',
+    ),
+    "mistral 3": ('[TOOL_CALLS]add[ARGS]{"a": 1}', '[TOOL_CALLS]add[ARGS]{"a": 1}[TOOL_CALLS]add[ARGS]{"a": 1}'),
+    "seed-oss": (SEED, f"{SEED}\n{SEED}"),
+    "minimax m2": (
+        f"<minimax:tool_call>\n{INVOKE}\n</minimax:tool_call>",
+        f"<minimax:tool_call>\n{INVOKE}\n{INVOKE}\n</minimax:tool_call>",
+    ),
+    "deepseek v3.2": (
+        f"<｜DSML｜function_calls>\n{DSML}\n</｜DSML｜function_calls>",
+        f"<｜DSML｜function_calls>\n{DSML}\n{DSML}\n</｜DSML｜function_calls>",
+    ),
+    "kimi k2": (
+        f"<|tool_calls_section_begin|>{NUMBERED}<|tool_calls_section_end|>",
+        f"<|tool_calls_section_begin|>{NUMBERED}{NUMBERED}<|tool_calls_section_end|>",
+    ),
+    "cohere": (f"<|START_ACTION|>[{ACTION}]<|END_ACTION|>", f"<|START_ACTION|>[{ACTION}, {ACTION}]<|END_ACTION|>"),
+    "apertus": (
+        '<|tools_prefix|>[{"add": {"a": 1}}]<|tools_suffix|>',
+        '<|tools_prefix|>[{"add": {"a": 1}}, {"add": {"a": 1}}]<|tools_suffix|>',
+    ),
     "gemma 4": (GEMMA, GEMMA + GEMMA),
     "deepseek v3": (
         f"<｜tool▁calls▁begin｜>{FENCED}<｜tool▁calls▁end｜>",

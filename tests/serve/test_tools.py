@@ -430,3 +430,26 @@ def test_thoughts_are_no_part_of_the_answer() -> None:
         assert server.chat(json_schema={"type": "object"}).status_code == 200
         for text, allowed in (("Hm. {</think>\n\n{}", True), ("{}", False), ("Hm.</think>No.", False)):
             assert allows(server, text) == allowed
+
+
+# ---- calls that are cut --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ('{"city": "Be', {}),
+        ('{"city": "Bern", "un', {"city": "Bern"}),
+        ('{"city": "a, b", "days": [1, 2, ', {"city": "a, b"}),
+        ('{"city": "Bern", "at": {"x": 1, "y": 2}, "z": {"a": 1,', {"city": "Bern", "at": {"x": 1, "y": 2}}),
+        ("{", {}),
+        ("", {}),
+    ],
+)
+def test_a_call_that_is_cut_has_no_made_up_keys(written: str, expected: dict[str, Any]) -> None:
+    answer = f'<tool_call>\n{{"name": "weather", "arguments": {written}'
+    with running(answering(answer)) as server:
+        body = {"messages": USER, "max_tokens": len(answer.encode()), "tools": ANTHROPIC_TOOLS}
+        made = strictly(Message, server.post("/v1/messages", body).json())
+        calls = [block for block in made.content if block.type == "tool_use"]
+        assert made.stop_reason == "max_tokens" and [call.input for call in calls] == [expected] * bool(written)
