@@ -54,8 +54,9 @@ def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
 
 
 class FakeStream:
-    def __init__(self, pieces: AsyncGenerator[Piece, None]):
+    def __init__(self, pieces: AsyncGenerator[Piece, None], progress: Callable[[], tuple[int, int]]):
         self._pieces = pieces
+        self.progress = progress
 
     async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None]) -> None:
         async for piece in self._pieces:
@@ -70,8 +71,8 @@ class FakeEngine:
     """Answers a prompt with `reply(text of the prompt)`, a byte a token, max_sequences at a time.
 
     hold_after: so many tokens, and then nothing more until the client goes away. delay_s: before each token. fail: what
-    to raise in place of the second token. cached: tokens of a prompt that it says it held. asked: prompt and options of
-    each request. open: requests under way. expected: those on their way.
+    to raise in place of the second token. cached: tokens of a prompt that it says it held. read: what a stream says of
+    its progress. asked: prompt and options of each request. open: requests under way. expected: those on their way.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_sequences: int = 2):
@@ -82,6 +83,7 @@ class FakeEngine:
         self.delay_s = 0.0
         self.fail: Exception | None = None
         self.cached = 0
+        self.read = 0, 0
         self.asked: list[tuple[str, dict[str, Any]]] = []
         self.open = self.running = self.expected = 0
         self.metrics = EngineMetrics()
@@ -94,7 +96,7 @@ class FakeEngine:
         self.expected -= 1
 
     def stream(self, prompt: Sequence[int], **options: Any) -> FakeStream:
-        return FakeStream(self._answer(prompt, **options))
+        return FakeStream(self._answer(prompt, **options), lambda: self.read)
 
     async def _answer(self, prompt: Sequence[int], **options: Any) -> AsyncGenerator[Piece, None]:
         text = self.tokenizer.decode(prompt)

@@ -223,16 +223,18 @@ class Engine:
     def ask(self, question: Question) -> Request:
         """Begins the answer to a question."""
         mailbox = Mailbox()
-        return Request(question.prompt_token_ids, mailbox, self._begin(question, mailbox.give, mailbox.wake))
+        answering = self._begin(question, mailbox.give, mailbox.wake)
+        worker = self._worker
+        return Request(question.prompt_token_ids, mailbox, lambda: worker.cancel(answering), answering.job.progress)
 
     def stream_questions(self, questions: Sequence[Question]) -> Generator[tuple[int, Piece], None, None]:
         """Begins the answers to all, and yields (index of the question, piece) as pieces come."""
         items: SimpleQueue[tuple[int, Piece | End]] = SimpleQueue()
-        cancels: list[Callable[[], None]] = []
+        begun: list[Answering] = []
         try:
             for i, question in enumerate(questions):
-                cancels.append(self._begin(question, lambda item, i=i: items.put((i, item))))  # type: ignore[misc]
-            left = len(cancels)
+                begun.append(self._begin(question, lambda item, i=i: items.put((i, item))))  # type: ignore[misc]
+            left = len(begun)
             while left:
                 i, item = items.get()
                 if isinstance(item, Piece):
@@ -242,13 +244,13 @@ class Engine:
                 else:
                     raise item
         finally:
-            for cancel in cancels:
-                cancel()
+            for answering in begun:
+                self._worker.cancel(answering)
 
     def _begin(
         self, question: Question, give: Callable[[Piece | End], None], wake: Callable[[], None] = nothing
-    ) -> Callable[[], None]:
-        """Has the pieces of the answer given, and then its End; wake: see Answering. The function returned cancels."""
+    ) -> Answering:
+        """Has the pieces of the answer given, and then its End; wake: see Answering."""
         driver_calls.check()
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
@@ -277,7 +279,7 @@ class Engine:
         writer = PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats, shown=question.shown)
         answering = Answering(job, writer, give, wake)
         worker.submit(answering)
-        return lambda: worker.cancel(answering)
+        return answering
 
     @property
     def metrics(self) -> EngineMetrics:

@@ -20,10 +20,17 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
 
     It goes on whether or not somebody reads; it ends when it is cancelled, or when nothing refers to it any more.
 
-    prompt_token_ids: what was asked.
+    prompt_token_ids: what was asked. progress: says how many of these the prefix cache held, and how many were read.
     """
 
-    def __init__(self, prompt_token_ids: list[int], mailbox: Mailbox, cancel: Callable[[], None]):
+    def __init__(
+        self,
+        prompt_token_ids: list[int],
+        mailbox: Mailbox,
+        cancel: Callable[[], None],
+        progress: Callable[[], tuple[int, int]],
+    ):
+        self.progress = progress
         self.prompt_token_ids = prompt_token_ids
         self._mailbox = mailbox
         self._cancel = cancel
@@ -213,6 +220,10 @@ class PieceStream(AsyncIterator[Piece]):
         assert not isinstance(self._submit, Request)
         self._request = await asyncio.to_thread(self._submit)
         return self._request
+
+    def progress(self) -> tuple[int, int]:
+        """As `Request.progress`; nothing before the request was made."""
+        return (0, 0) if self._request is None else self._request.progress()
 
     async def aclose(self) -> None:
         """Cancels the request; so does leaving the loop and dropping the stream."""

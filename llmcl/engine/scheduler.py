@@ -66,6 +66,11 @@ class Job:
         """Tokens at the beginning of the prompt of which the log-probability of the next one is wanted."""
         return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
+    def progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that the cache held, and those that were read so far; for any thread."""
+        sequence = self.sequence
+        return self.n_found, 0 if sequence is None else min(sequence.position, len(self.prompt))
+
     @property
     def unread(self) -> int:
         """Tokens of `text` that no step has read yet."""

@@ -53,7 +53,8 @@ async def chat_completions(request: Request, service: Service) -> GenerationResp
     asks = [Ask(prompt, most, of_choice(options, i), stop, reader=reader) for i in range(n)]
     writer = LogProbWriter(served.tokenizer) if with_logprobs else None
     form = ChatForm(served.name, len(prompt), writer, with_usage=with_usage)
-    return GenerationResponse(service, served, asks, form, stream=stream)
+    progress = form.progress if fields.flag("return_progress") else None
+    return GenerationResponse(service, served, asks, form, stream=stream, progress=progress)
 
 
 def _refuse_what_is_missing(fields: Fields) -> None:
@@ -113,6 +114,14 @@ class ChatForm:
 
     def error(self, body: dict[str, Any]) -> bytes:
         return event(body)
+
+    def alive(self, answer: Answer) -> bytes:
+        return self._opening(answer) + self._chunk(answer, {}, None)
+
+    def progress(self, answer: Answer, numbers: dict[str, Any]) -> bytes:
+        """As llama-server says it."""
+        data = self._data(answer, {}, None, None)
+        return self._opening(answer) + event(data | {"prompt_progress": numbers})
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = [

@@ -57,7 +57,8 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
     ]
     writer = None if top is None else LogProbWriter(served.tokenizer)
     form = CompletionForm(served.name, sum(len(prompt) for prompt, _ in prompts), writer, with_usage=with_usage)
-    return GenerationResponse(service, served, asks, form, stream=stream)
+    progress = form.progress if fields.flag("return_progress") else None
+    return GenerationResponse(service, served, asks, form, stream=stream, progress=progress)
 
 
 async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[tuple[list[int], str]]:
@@ -117,6 +118,16 @@ class CompletionForm:
 
     def error(self, body: dict[str, Any]) -> bytes:
         return event(body)
+
+    def alive(self, answer: Answer) -> bytes:
+        return event(self._object([self._empty(answer)], None))
+
+    def progress(self, answer: Answer, numbers: dict[str, Any]) -> bytes:
+        """As llama-server says it."""
+        return event(self._object([self._empty(answer)], None) | {"prompt_progress": numbers})
+
+    def _empty(self, answer: Answer) -> dict[str, Any]:
+        return {"index": answer.index, "text": "", "logprobs": None, "finish_reason": None}
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         choices = [self._choice(answer, answer.ask.head + answer.text, answer.finish_reason) for answer in answers]

@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from json.encoder import encode_basestring_ascii
 from typing import Any, TypeVar
 
@@ -21,8 +22,9 @@ T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
 TEXT = "\0text\0"  # nobody writes that
+REPORT_S = 0.25
 HEAD_S = 0.05  # that the headers of a stream wait for its first token
-_PING = b": ping\n\n"
+PING = b": ping\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -80,7 +82,8 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventSender:
-    """Sends a response's events as they come, and a comment after ping_s of silence: proxies end silent connections.
+    """Sends a response's events as they come, and a sign of life after ping_s of silence: proxies and clients end
+    silent connections, and some clients count events alone. alive: makes the sign, a comment unless it is given.
 
     As an async context manager: the end of the body goes out at a clean end. The headers go out with the first event,
     or after HEAD_S without one: when many requests begin together, each takes its place in the engine before the first
@@ -89,8 +92,9 @@ class EventSender:
     is_begun: the headers are out.
     """
 
-    def __init__(self, send: Send, *, ping_s: float, send_s: float):
+    def __init__(self, send: Send, *, ping_s: float, send_s: float, alive: Callable[[], bytes] = lambda: PING):
         self._send = send
+        self._alive = alive
         self._ping_s, self._send_s = ping_s, send_s
         self._last = 0.0
         self._waiting = bytearray()  # for what is written now, or for what follows
@@ -164,14 +168,42 @@ class EventSender:
         self._alarm = asyncio.get_running_loop().call_later(seconds, self._on_silence)
 
     def _on_silence(self) -> None:
-        """Sends the headers where they have not been sent, or a comment where nothing was for ping_s."""
+        """Sends the headers where they have not been sent, or a sign of life where nothing was for ping_s."""
         left = self._ping_s
         if self._writing is None or self._writing.done():  # else the client is slow, for which send_s counts
             if self._writing is not None and self._writing.exception() is not None:
                 return  # who puts the next event hears of it
             left += self._last - time.monotonic()
             if not self.is_begun or left <= 0:
-                self._waiting += _PING if self.is_begun else b""
+                self._waiting += self._alive() if self.is_begun else b""
                 self._send_waiting()
                 left = self._ping_s
         self._set_alarm(left)
+
+
+class Reporting:
+    """Calls `report` every REPORT_S within this async context, until it says that there is no more to say; None: never.
+
+    It may raise ClientGoneError; who sends the next event hears of it.
+    """
+
+    def __init__(self, report: Callable[[], bool] | None):
+        self._report = report
+        self._alarm: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        if self._report is not None:
+            self._set_alarm()
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _set_alarm(self) -> None:
+        self._alarm = asyncio.get_running_loop().call_later(REPORT_S, self._on_alarm)
+
+    def _on_alarm(self) -> None:
+        assert self._report is not None
+        with suppress(ClientGoneError):
+            if self._report():
+                self._set_alarm()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import traceback
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
-from llmcl.serve.events import ClientGoneError, EventSender, unless_gone
+from llmcl.serve.events import PING, ClientGoneError, EventSender, Reporting, unless_gone
 from llmcl.serve.served import Answer, Ask, Served, Streams, cached_tokens
 from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
@@ -37,6 +38,10 @@ class Form(Protocol):
         ...
 
     def error(self, body: dict[str, Any]) -> bytes: ...
+    def alive(self, answer: Answer) -> bytes:
+        """An event that clients count and that says nothing. answer: one that has not ended."""
+        ...
+
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]: ...
 
 
@@ -48,9 +53,22 @@ class AsciiJSONResponse(JSONResponse):
 
 
 class GenerationResponse:
-    """Has the engine answer each of `asks`, and sends that in `form`. When the client goes away, the work ends."""
+    """Has the engine answer each of `asks`, and sends that in `form`. When the client goes away, the work ends.
 
-    def __init__(self, service: Service, served: Served, asks: Sequence[Ask], form: Form, *, stream: bool):
+    progress: makes the event that says how far a prompt was read; None: it is not wanted.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        served: Served,
+        asks: Sequence[Ask],
+        form: Form,
+        *,
+        stream: bool,
+        progress: Callable[[Answer, dict[str, Any]], bytes] | None = None,
+    ):
+        self._progress = progress
         for ask in asks:
             served.check(ask.prompt)
         self._service, self._served, self._form, self._stream = service, served, form, stream
@@ -97,7 +115,8 @@ class GenerationResponse:
         form, settings, record = self._form, self._service.settings, record_of(scope)
         async with (
             Streams(self._served, self._answers) as streams,
-            EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s) as sender,
+            EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s, alive=self._alive) as sender,
+            Reporting(self._report(streams, sender)),
         ):
             arrived(scope)
             made: list[bytes] = []
@@ -136,6 +155,27 @@ class GenerationResponse:
                 sender.put(form.error(refusal.body(scope["path"])))
             else:
                 sender.put(form.end(self._answers))
+
+    def _alive(self) -> bytes:
+        """Of the first answer that has not ended."""
+        return next((self._form.alive(answer) for answer in self._answers if answer.finish_reason is None), PING)
+
+    def _report(self, streams: Streams, sender: EventSender) -> Callable[[], bool] | None:
+        """Sends how far prompts were read, where that is wanted, and says whether there will be more to say."""
+        if (progress := self._progress) is None:
+            return None
+        start, told = time.monotonic(), dict[int, int]()
+
+        def report() -> bool:
+            waiting = [each for each in streams.progress() if not each[0].token_ids]
+            for answer, cached, read in waiting:
+                if read > told.get(answer.index, 0):
+                    told[answer.index] = read
+                    numbers = {"total": len(answer.ask.prompt), "cache": cached, "processed": read}
+                    sender.put(progress(answer, numbers | {"time_ms": round((time.monotonic() - start) * 1e3)}))
+            return bool(waiting)
+
+        return report
 
     def _check_ended(self) -> None:
         for answer in self._answers:

@@ -160,6 +160,9 @@ class MessageForm:
     def error(self, body: dict[str, Any]) -> bytes:
         return _event(body)
 
+    def alive(self, answer: Answer) -> bytes:
+        return _event({"type": "ping"})
+
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
         self.text(answer, answer.text)

@@ -70,6 +70,7 @@ _COMPLETION: dict[str, Schema] = {
     "n": {"$ref": "#/components/schemas/Answers"},
     "max_tokens": _COUNT,
     "stream_options": _or_null("object", properties={"include_usage": _FLAG}),
+    "return_progress": _FLAG,
 }
 
 

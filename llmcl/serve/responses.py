@@ -111,6 +111,9 @@ class ResponseForm:
         error = body["error"]
         return self._event("error", code=error["code"], message=error["message"], param=error["param"])
 
+    def alive(self, answer: Answer) -> bytes:
+        return self._event("response.in_progress", response=self._response("in_progress", None))
+
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]:
         (answer,) = answers
         self.text(answer, answer.text)

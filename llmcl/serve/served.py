@@ -40,6 +40,10 @@ class Stream(Protocol):
         the answer, or raises what ended it."""
         ...
 
+    def progress(self) -> tuple[int, int]:
+        """Tokens of the prompt that the prefix cache held, and those that were read so far."""
+        ...
+
     async def aclose(self) -> None:
         """Ends the request."""
         ...
@@ -307,6 +311,10 @@ class Streams:
     async def __aexit__(self, *error: object) -> None:
         for _, stream in self._begun:
             await stream.aclose()
+
+    def progress(self) -> list[tuple[Answer, int, int]]:
+        """For each answer how many tokens of its prompt were cached, and how many were read."""
+        return [(answer, *stream.progress()) for answer, stream in self._begun]
 
     async def pass_on(self, take: Take, after: Callable[[], None]) -> None:
         """Calls `take` with the pieces of all answers as they come, each added to its answer, and `after` behind those
