@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import openai_messages, read_ending, template_variables, thinking
+from llmcl.serve.conversation import openai_messages, read_ending, template_variables, thinking, thought_budget
 from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, wrong
@@ -46,11 +46,12 @@ async def chat_completions(request: Request, service: Service) -> GenerationResp
     stop = fields.strings("stop", MAX_STOPS)
     stream = fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
-    prepared = await prepare(served, messages, use, structure, variables, ending=read_ending(fields, messages))
+    ending, budget = read_ending(fields, messages), thought_budget(fields)
+    prepared = await prepare(served, messages, use, structure, variables, ending=ending, most=most, budget=budget)
     prompt, reader = prepared.prompt, prepared.reader
     options |= prepared.options
     most = min(most, served.max_context)
-    asks = [Ask(prompt, most, of_choice(options, i), stop, reader=reader) for i in range(n)]
+    asks = [Ask(prompt, most, of_choice(options, i), stop, reader=reader, budget=prepared.budget) for i in range(n)]
     writer = LogProbWriter(served.tokenizer) if with_logprobs else None
     form = ChatForm(served.name, len(prompt), writer, with_usage=with_usage)
     progress = form.progress if fields.flag("return_progress") else None

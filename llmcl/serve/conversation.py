@@ -104,6 +104,23 @@ def thinking(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
     return made if thinks is None else made | {"enable_thinking": thinks, "thinking": thinks}
 
 
+BUDGETS = (  # of llama-server, vLLM and others
+    "thinking_budget_tokens",
+    "reasoning_budget",
+    "reasoning_budget_tokens",
+    "thinking_token_budget",
+    "thinking_budget",
+)
+
+
+def thought_budget(fields: Fields, *names: str) -> int | None:
+    """How many tokens the model may think; None: as many as it likes, for which some write -1."""
+    for name in names or BUDGETS:
+        if (n := fields.whole(name, None, -1)) is not None:
+            return None if n == -1 else n
+    return None
+
+
 def responses_messages(fields: Fields) -> list[dict[str, Any]]:
     """The fields `instructions` and `input` of /v1/responses: a text, or items of which messages and calls count."""
     messages: list[dict[str, Any]] = []

@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import Ending, anthropic_messages, check_goes_on, thinking
+from llmcl.serve.conversation import Ending, anthropic_messages, check_goes_on, thinking, thought_budget
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
@@ -45,9 +45,11 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
     format = fields.object("output_format") if config.given("format") is None else config.object("format")
     structure = await read_structure(fields, served, format)
     said = _messages(fields)
-    prepared = await prepare(served, said, use, structure, _variables(fields), ending=_ending(said))
+    variables, ending, budget = _variables(fields), _ending(said), _budget(fields)
+    prepared = await prepare(served, said, use, structure, variables, ending=ending, most=most, budget=budget)
     prompt, reader = prepared.prompt, prepared.reader
-    ask = Ask(prompt, min(most, served.max_context), {**options, **prepared.options}, stop, reader=reader)
+    options |= prepared.options
+    ask = Ask(prompt, min(most, served.max_context), options, stop, reader=reader, budget=prepared.budget)
     form = MessageForm(served.name, len(prompt), most, served.tokenizer)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
@@ -81,9 +83,14 @@ def _refuse_what_is_missing(fields: Fields) -> None:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """What the chat template is to see of `thinking` and `effort`. A budget of tokens is no limit here."""
+    """What the chat template is to see of `thinking` and `effort`."""
     kind = fields.object("thinking").one_of("type", "enabled", "disabled", "adaptive")
     return thinking({"enabled": True, "disabled": False}.get(kind or ""), fields.object("output_config").text("effort"))
+
+
+def _budget(fields: Fields) -> int | None:
+    thinks = fields.object("thinking")
+    return thought_budget(thinks, "budget_tokens") if thinks.given("type") == "enabled" else thought_budget(fields)
 
 
 class MessageForm:

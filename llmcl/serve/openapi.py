@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import llmcl
-from llmcl.serve.conversation import OPENAI_ROLES
+from llmcl.serve.conversation import BUDGETS, OPENAI_ROLES
 from llmcl.serve.logprobs import MAX_TOP
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS
 from llmcl.serve.service import Service
@@ -110,6 +110,7 @@ def _tools(kind: str, parameters: str, *, nested: bool = False) -> Schema:
 
 _ENDING: dict[str, Schema] = {"add_generation_prompt": _FLAG, "continue_final_message": _FLAG}
 _VARIABLES = _or_null("object", properties={"enable_thinking": _FLAG})  # and what else a template reads
+_BUDGET_OF_THOUGHTS = {name: _or_null("integer", minimum=-1, maximum=MAX_INT) for name in BUDGETS}
 _TOOL_USE: dict[str, Schema] = {
     "tool_choice": {"enum": [None, "none", "auto", "required"]},
     "parallel_tool_calls": _FLAG,
@@ -141,6 +142,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "top_logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
                 "chat_template_kwargs": _VARIABLES,
                 **_ENDING,
+                **_BUDGET_OF_THOUGHTS,
                 "reasoning_effort": {"enum": [None, "none", "low", "medium", "high"]},
                 "response_format": _format(json_schema=_object({"name": _TEXT, "schema": _SCHEMA}, "schema")),
                 **_MATCHED,
@@ -174,6 +176,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "input": {"oneOf": [_TEXT, _MESSAGES]},
                 "instructions": _or_null("string"),
                 "max_output_tokens": _COUNT,
+                **_BUDGET_OF_THOUGHTS,
                 "text": _or_null("object", properties={"format": _format(name=_TEXT, schema=_SCHEMA)}),
                 "tools": _tools("function", "parameters"),
                 **_TOOL_USE,
@@ -194,7 +197,14 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "tools": _tools("custom", "input_schema"),
                 "tool_choice": _or_null("object", properties={"type": {"enum": ["auto", "any", "none"]}}),
                 "output_config": _or_null("object", properties={"format": _format(schema=_SCHEMA)}),
-                "thinking": _or_null("object", properties={"type": {"enum": ["enabled", "disabled", "adaptive"]}}),
+                "thinking": _or_null(
+                    "object",
+                    properties={
+                        "type": {"enum": ["enabled", "disabled", "adaptive"]},
+                        "budget_tokens": _or_null("integer", minimum=-1, maximum=MAX_INT),
+                    },
+                ),
+                **_BUDGET_OF_THOUGHTS,
                 "stream": _FLAG,
             },
             "messages",

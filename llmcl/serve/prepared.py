@@ -11,27 +11,30 @@ from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.conversation import Ending
 from llmcl.serve.errors import RequestError
 from llmcl.serve.served import Served
-from llmcl.serve.thoughts import ThoughtMarks, thought_marks
+from llmcl.serve.thoughts import ThoughtBudget, ThoughtMarks, thought_marks
 from llmcl.serve.tool_families import ToolFamily, family_of, knows_tools, with_tools
 from llmcl.serve.tool_grammar import channel_grammar, grammar_of
 from llmcl.serve.tools import ToolUse
 from llmcl.tokenizer.answer_parts import AnswerParts
-from llmcl.tokenizer.channel_reader import FINAL, MARKS, ChannelReader, has_channels
+from llmcl.tokenizer.channel_reader import END, FINAL, MARKS, START, ChannelReader, has_channels
 from llmcl.tokenizer.special_markers import special_markers
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
+# How much of an answer an effort is, as OpenRouter has it.
+_SHARES: dict[Any, float] = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95, "max": 0.95}
 _TAIL = 8  # tokens at the end of a prompt, where a template opens a thought
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """options: `schema`, `regex` or `grammar` of `LLM.stream`, or none."""
+    """options: `schema`, `regex` or `grammar` of `LLM.stream`, or none. budget: of the thoughts that `reader` knows."""
 
     prompt: list[int]
     options: Mapping[str, Any]
     reader: Callable[[], AnswerParts] | None
+    budget: ThoughtBudget | None = None
 
 
 @dataclass(frozen=True)
@@ -76,9 +79,12 @@ async def prepare(
     variables: Mapping[str, Any] | None = None,
     *,
     ending: Ending = "answer",
+    most: int | None = None,
+    budget: int | None = None,
 ) -> Prepared:
     """structure: the option of `LLM.stream` that says what the answer is to match, if it calls no tools. variables:
-    what else the chat template is to see. ending: of the prompt.
+    what else the chat template is to see. ending: of the prompt. most: tokens that the answer may have. budget: those
+    that the model may think; None: by its effort, where the template does not read that.
 
     Raises RequestError for tools whose calls cannot be constrained.
     """
@@ -90,25 +96,41 @@ async def prepare(
     tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
     thinks = tail.rstrip().endswith(marks.begin)
     schema = structure.get("schema")
+    if budget is None and variables and "reasoning_effort" not in (tokenizer.chat_template or ""):
+        room = min(most or served.max_context, served.max_context - len(prompt))
+        share = _SHARES.get(variables.get("reasoning_effort"))
+        budget = None if share is None else max(1, int(share * room))
+    closing = marks.closing
+    if in_channels:
+        closing = f"{END}{START}assistant{'' if use.is_constrained or schema is not None else FINAL}"
+    closing_ids = [] if budget is None else tokenizer.encode(closing, add_special_tokens=False)
+    if budget == 0 and thinks:
+        prompt, thinks = [*prompt, *closing_ids], False
     if structure and schema is None:
         if use.tools:
             raise RequestError(400, "tools: do not go with a regular expression or a grammar; leave one out", "tools")
         if in_channels:
             return Prepared([*prompt, *tokenizer.encode(FINAL, add_special_tokens=False)], structure, None)
         thinks = False  # the answer begins at once
+    after = structure  # what follows thoughts that the server ended is to match
     if use.is_constrained or (schema is not None and (use.tools or thinks or in_channels)):
+        param = "tools" if use.tools else "response_format"
         if in_channels:
-            grammar = channel_grammar(use, tokenizer, schema=schema)
+            structure = after = {"grammar": channel_grammar(use, tokenizer, schema=schema)}
         else:
-            grammar = grammar_of(family, use, tokenizer, schema=schema, thought_end=marks.end if thinks else None)
-        structure = {"grammar": grammar}
-        await served.check_structure(dict(structure), "tools" if use.tools else "response_format")
+            end = marks.end if thinks else None
+            structure = {"grammar": grammar_of(family, use, tokenizer, schema=schema, thought_end=end)}
+            after = {"grammar": grammar_of(family, use, tokenizer, schema=schema)}
+        await served.check_structure(dict(structure), param)
+        if budget is not None and after != structure:
+            await served.check_structure(dict(after), param)
+    limit = None if budget is None else ThoughtBudget(budget, closing, closing_ids, after)
     if in_channels:
         of_channels = special_markers(MARKS, tokenizer)
-        return Prepared(prompt, structure, partial(ChannelReader, use.schemas, use.several, of_channels))
+        return Prepared(prompt, structure, partial(ChannelReader, use.schemas, use.several, of_channels), limit)
     if not use.tools and not thinks and marks.begin not in (tokenizer.chat_template or ""):
         return Prepared(prompt, structure, None)
     if use.tools:
         special = special_markers((*marks.markers, *family.markers), tokenizer)
     reader = partial(AnswerReader, family if use.tools else None, use.schemas, use.several, special, thinks, marks)
-    return Prepared(prompt, structure, reader)
+    return Prepared(prompt, structure, reader, limit)

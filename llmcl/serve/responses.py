@@ -10,7 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import responses_messages, thinking
+from llmcl.serve.conversation import responses_messages, thinking, thought_budget
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
@@ -36,10 +36,11 @@ async def responses(request: Request, service: Service) -> GenerationResponse:
     limit = max_tokens(fields, "max_output_tokens")
     stream = fields.flag("stream")
     variables = thinking(None, fields.object("reasoning").text("effort"))
-    prepared = await prepare(served, messages, use, structure, variables)
+    budget = thought_budget(fields)
+    prepared = await prepare(served, messages, use, structure, variables, most=limit, budget=budget)
     prompt, reader = prepared.prompt, prepared.reader
     most = min(limit or served.max_context, served.max_context)
-    ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader)
+    ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader, budget=prepared.budget)
     form = ResponseForm(served.name, len(prompt), fields, options, limit, use)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -12,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
+from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
 if TYPE_CHECKING:  # the server listens before the engine is imported
@@ -22,6 +24,8 @@ if TYPE_CHECKING:  # the server listens before the engine is imported
     from llmcl.tokenizer import Tokenizer
 
 
+STRUCTURES = "schema", "regex", "grammar"
+NO_TOKEN = -1  # of a text that is several
 _COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
 _RENDERING = ThreadPoolExecutor(1, "rendering chat templates")
 _COUNTING = ThreadPoolExecutor(1, "counting tokens")
@@ -195,7 +199,7 @@ class Ask:
 
     head: what stands before the answer in its text (a prompt that is echoed). reader: makes what tells text from
     thoughts and calls of tools; None where all is text. prompt_logprobs: so many alternatives beside the
-    log-probability of each token of the prompt; None: they are not wanted.
+    log-probability of each token of the prompt; None: they are not wanted. budget: of thoughts; None: no limit.
     """
 
     prompt: list[int]
@@ -205,6 +209,7 @@ class Ask:
     head: str = ""
     reader: Callable[[], AnswerParts] | None = None
     prompt_logprobs: int | None = None
+    budget: ThoughtBudget | None = None
 
     @property
     def needs_engine(self) -> bool:
@@ -232,6 +237,7 @@ class Answer:
     finish_reason: str | None = None
     cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
     thought_tokens: int = 0  # of the answer, before it speaks or calls
+    has_ended_thoughts: bool = field(default=False, init=False)  # the server, for the model
     reader: AnswerParts | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -249,13 +255,39 @@ class Answer:
             self.tbt_ms.append(piece.tbt_ms)
         if piece.logprob is not None:
             self.logprobs.append(piece.logprob)
-        if piece.stats is not None:
+        if piece.stats is not None and not self.has_ended_thoughts:
             self.cached_tokens = piece.stats.cached_tokens
         if self.reader is not None:
             self.reader.push(piece.text, piece.token_id)
             self.thought_tokens += self.reader.is_thinking
             if piece.finish_reason is not None:
                 self.reader.finish(is_cut=piece.finish_reason == "length")
+
+    def is_over_budget(self, max_context: int) -> bool:
+        """Whether it is time to end the thoughts, and there is room for what follows."""
+        budget, n = self.ask.budget, len(self.token_ids)
+        if budget is None or self.has_ended_thoughts or self.finish_reason is not None or self.reader is None:
+            return False
+        if not self.reader.is_thinking or self.thought_tokens < budget.n_tokens:
+            return False
+        n += len(budget.ids)
+        return n < self.ask.max_tokens and len(self.ask.prompt) + n < max_context
+
+    def end_thoughts(self, cached_tokens: int) -> Ask:
+        """Adds the end of thoughts, and returns what is to be asked for the rest. cached_tokens: of the prompt."""
+        budget = self.ask.budget
+        assert budget is not None and self.reader is not None
+        self.has_ended_thoughts, self.cached_tokens = True, cached_tokens
+        self.token_ids += budget.ids
+        self.text += budget.text
+        self.reader.push(budget.text, NO_TOKEN)
+        matching = {name: self.ask.options[name] for name in self.ask.options if name not in STRUCTURES}
+        return replace(
+            self.ask,
+            prompt=[*self.ask.prompt, *self.token_ids],
+            max_tokens=self.ask.max_tokens - len(self.token_ids),
+            options={**matching, **budget.options},
+        )
 
     def parts(self, text: str) -> list[Part]:
         """What is new of the answer; text: of its last piece, which is all where nothing has to be told apart."""
@@ -322,17 +354,31 @@ class Streams:
         """
         if len(self._begun) == 1:  # as nearly always; no task is needed
             ((answer, stream),) = self._begun
-            await stream.pass_on(_adding(answer, take), after)
+            await self._pass_on(answer, stream, take, after)
             return
-        passing = [
-            asyncio.ensure_future(stream.pass_on(_adding(answer, take), after)) for answer, stream in self._begun
-        ]
+        passing = [asyncio.ensure_future(self._pass_on(*begun, take, after)) for begun in self._begun]
         try:
             await asyncio.gather(*passing)
         finally:
             for task in passing:
                 task.cancel()
             await asyncio.gather(*passing, return_exceptions=True)
+
+    async def _pass_on(self, answer: Answer, stream: Stream, take: Take, after: Callable[[], None]) -> None:
+        """One answer. Where its budget of thoughts is spent, another request goes on behind the end of thoughts."""
+        try:
+            await stream.pass_on(_adding(answer, take, self._served.max_context), after)
+            return
+        except _BudgetSpentError:
+            start = time.perf_counter()
+        await stream.aclose()
+        rest = _stream_of(self._served, answer.end_thoughts(stream.progress()[0]))
+        self._begun.append((answer, rest))
+        await rest.pass_on(_adding(answer, take, self._served.max_context, start), after)
+
+
+class _BudgetSpentError(Exception):
+    """The model has thought as much as it may."""
 
 
 def _stream_of(served: Served, ask: Ask) -> Stream:
@@ -341,11 +387,17 @@ def _stream_of(served: Served, ask: Ask) -> Stream:
     return served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
 
 
-def _adding(answer: Answer, take: Take) -> Callable[[Piece], None]:
+def _adding(answer: Answer, take: Take, max_context: int, start: float | None = None) -> Callable[[Piece], None]:
+    """start: when the answer stopped to go on in another request, whose first token is not the answer's first."""
+
     def add(piece: Piece) -> None:
+        if start is not None and piece.tbt_ms is None:
+            piece = replace(piece, tbt_ms=(time.perf_counter() - start) * 1e3)
         if not answer.ask.max_tokens:
             piece = replace(piece, text="", logprob=None, finish_reason="length")
         answer.add(piece)
         take(answer, piece)
+        if answer.is_over_budget(max_context):
+            raise _BudgetSpentError
 
     return add

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -15,6 +17,11 @@ class ThoughtMarks:
     end: str
     markers: tuple[str, ...]
     strays: bool = False
+
+    @property
+    def closing(self) -> str:
+        """What ends a thought that the model does not end, as it would."""
+        return f"\n{self.end}\n\n" if self.begin == "<think>" else self.end
 
 
 def _marks(begin: str, end: str) -> ThoughtMarks:
@@ -35,3 +42,16 @@ WAYS = (
 def thought_marks(template: str | None) -> ThoughtMarks:
     """The first way whose begin the template has; else <think>, which models write that are not told to."""
     return next((marks for marks in WAYS if marks.begin in (template or "")), THINK)
+
+
+@dataclass(frozen=True)
+class ThoughtBudget:
+    """After n_tokens of thoughts the server ends them: it writes `text`, as tokens `ids`, and the model goes on.
+
+    options: of `LLM.stream`, for what follows, in place of those of the same purpose.
+    """
+
+    n_tokens: int
+    text: str
+    ids: list[int]
+    options: Mapping[str, Any]
