@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Literal
 
 from llmcl.errors import UsageError, shown
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
+from llmcl.tokenizer.answer_parts import Call
 
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 BILLING = "x-anthropic-billing-header:"  # changes with every request, and with it all that follows in the prefix cache
@@ -119,6 +121,15 @@ def thought_budget(fields: Fields, *names: str) -> int | None:
         if (n := fields.whole(name, None, -1)) is not None:
             return None if n == -1 else n
     return None
+
+
+def answered(text: str, thoughts: str = "", calls: Sequence[Call] = ()) -> dict[str, Any]:
+    """An answer as a message of the conversation."""
+    read: dict[str, Any] = {"role": "assistant", "content": text}
+    if calls:
+        said = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
+        read["tool_calls"] = [_tool_call(Fields(call)) for call in said]
+    return read | _thoughts(thoughts)
 
 
 def responses_messages(fields: Fields) -> list[dict[str, Any]]:

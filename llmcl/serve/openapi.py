@@ -169,12 +169,14 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         _object({"id": _TEXT, "choices": _list(_object({"text": _TEXT}, "text"))}, "id", "choices"),
     ),
     "/v1/responses": (
-        "The answer to a conversation, as OpenAI's newer API has it. Nothing is kept.",
+        "The answer to a conversation, as OpenAI's newer API has it.",
         _object(
             {
                 **_OPENAI,
                 "input": {"oneOf": [_TEXT, _MESSAGES]},
                 "instructions": _or_null("string"),
+                "store": _FLAG,
+                "previous_response_id": _or_null("string"),
                 "max_output_tokens": _COUNT,
                 **_BUDGET_OF_THOUGHTS,
                 "text": _or_null("object", properties={"format": _format(name=_TEXT, schema=_SCHEMA)}),

@@ -1,16 +1,18 @@
-"""POST /v1/responses, OpenAI's newer API: stateless, each request brings its whole conversation."""
+"""POST /v1/responses, OpenAI's newer API. A request brings its whole conversation, or goes on from a response."""
 
 from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
 
+from llmcl.errors import shown
 from llmcl.serve.body import read_fields
-from llmcl.serve.conversation import responses_messages, thinking, thought_budget
+from llmcl.serve.conversation import answered, responses_messages, thinking, thought_budget
+from llmcl.serve.errors import RequestError
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
@@ -29,6 +31,8 @@ async def responses(request: Request, service: Service) -> GenerationResponse:
     fields = await read_fields(request, service.settings)
     fields.text("model")
     messages = responses_messages(fields)
+    n_instructions = bool(fields.text("instructions"))  # those of an earlier response do not count
+    messages[n_instructions:n_instructions] = _earlier(fields, service)
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
     structure = await read_structure(fields, served, fields.object("text").object("format"))
@@ -41,12 +45,37 @@ async def responses(request: Request, service: Service) -> GenerationResponse:
     prompt, reader = prepared.prompt, prepared.reader
     most = min(limit or served.max_context, served.max_context)
     ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader, budget=prepared.budget)
-    form = ResponseForm(served.name, len(prompt), fields, options, limit, use)
+    said = messages[n_instructions:]
+
+    def keep(name: str, answer: Answer) -> None:
+        service.kept.add(name, [*said, _as_message(answer)])
+
+    kept = keep if fields.flag("store", True) else None
+    form = ResponseForm(served.name, len(prompt), fields, options, limit, use, kept)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
 
+def _earlier(fields: Fields, service: Service) -> list[dict[str, Any]]:
+    """The conversation that the request goes on from."""
+    if (name := fields.text("previous_response_id")) is None:
+        return []
+    if (messages := service.kept.get(name)) is None:
+        message = (
+            f"previous_response_id: no response {shown(name)} is kept; it was not stored, or the server was started "
+            "again or has forgotten it since: send the whole conversation as input"
+        )
+        raise RequestError(400, message, "previous_response_id", "previous_response_not_found")
+    return messages
+
+
+def _as_message(answer: Answer) -> dict[str, Any]:
+    if (reader := answer.reader) is None:
+        return answered(answer.text)
+    return answered(reader.text, reader.thoughts, reader.calls)
+
+
 def _refuse_what_is_missing(fields: Fields) -> None:
-    fields.refuse("nothing is kept between requests", "previous_response_id", "conversation")
+    fields.refuse("conversations that are kept at the server are not supported", "conversation")
     fields.refuse("prompts that are kept at the server are not supported", "prompt")
     fields.refuse("answers that nobody waits for are not supported", "background")
     fields.refuse("probabilities of tokens are not supported", "top_logprobs")
@@ -63,7 +92,10 @@ class ResponseForm:
         options: dict[str, Any],
         max_tokens: int | None,
         use: ToolUse = NO_TOOLS,
+        keep: Callable[[str, Answer], None] | None = None,
     ):
+        """keep: takes note of the whole answer to the response of this id; None: it is not stored."""
+        self._keep = keep
         self._n_prompt = n_prompt
         self._n_events = 0
         self._items: list[dict[str, Any]] = []
@@ -79,13 +111,28 @@ class ResponseForm:
             "max_output_tokens": max_tokens,
             "metadata": fields.object("metadata").strings_by_name(),
             "parallel_tool_calls": fields.flag("parallel_tool_calls", True),
-            "previous_response_id": None,
+            "previous_response_id": fields.text("previous_response_id"),
             "temperature": options["temperature"],
+            "presence_penalty": options["presence_penalty"],
+            "frequency_penalty": options["frequency_penalty"],
+            "top_logprobs": 0,
+            "reasoning": {"effort": fields.object("reasoning").text("effort"), "summary": None},
+            "max_tool_calls": None,
+            "store": keep is not None,
+            "background": False,
+            "service_tier": "default",
+            "safety_identifier": fields.text("safety_identifier"),
+            "prompt_cache_key": fields.text("prompt_cache_key"),
             "text": {"format": _FORMATS.get(format.get("type"), dict)(format) or {"type": "text"}},
             "tool_choice": choice if choice == "none" or (choice is not None and use.tools) else "auto",
             "tools": [
-                {"type": "function", "name": tool.name, "parameters": tool.parameters, "strict": tool.strict}
-                | ({"description": tool.description} if tool.description else {})
+                {
+                    "type": "function",
+                    "name": tool.name,
+                    "description": tool.description or None,
+                    "parameters": tool.parameters,
+                    "strict": tool.strict,
+                }
                 for tool in use.tools
             ],
             "top_p": options["top_p"],
@@ -124,6 +171,8 @@ class ResponseForm:
     def _response(self, status: str, answer: Answer | None) -> dict[str, Any]:
         usage = None
         if answer is not None:
+            if self._keep is not None:
+                self._keep(self._head["id"], answer)
             n_tokens = len(answer.token_ids)
             usage = {
                 "input_tokens": self._n_prompt,
@@ -133,7 +182,8 @@ class ResponseForm:
                 "total_tokens": self._n_prompt + n_tokens,
             }
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        made = {**self._head, "status": status, "error": None, "incomplete_details": cut}
+        ended = int(time.time()) if status == "completed" else None
+        made = {**self._head, "completed_at": ended, "status": status, "error": None, "incomplete_details": cut}
         return made | {"output": [dict(item) for item in self._items], "usage": usage}
 
     # ---- items --------------------------------------------------------------------------------------
@@ -185,7 +235,8 @@ class ResponseForm:
         item["status"] = status
         if item["type"] == "function_call":
             at = {"item_id": item["id"], "output_index": len(self._items) - 1}
-            done = self._event("response.function_call_arguments.done", **at, arguments=item["arguments"])
+            said = {"name": item["name"], "arguments": item["arguments"]}
+            done = self._event("response.function_call_arguments.done", **at, **said)
         else:
             part = item["content"][0]
             is_text = item["type"] == "message"

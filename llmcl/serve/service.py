@@ -14,6 +14,7 @@ from starlette.types import Scope
 from llmcl.errors import counted
 from llmcl.serve.errors import RequestError
 from llmcl.serve.events import ClientGoneError, unless_gone
+from llmcl.serve.kept import Kept
 from llmcl.serve.metrics import Metrics
 from llmcl.serve.served import Served
 from llmcl.serve.settings import Settings
@@ -31,6 +32,7 @@ class Service:
         self.metrics = Metrics(lambda: None if self._served is None else self._served.engine.metrics, self._places)
         self.failure: BaseException | None = None
         self.stopping = False
+        self.kept = Kept()
         self.in_flight = 0  # sequences, running or waiting
         self.counts = 0  # requests whose tokens are counted, or wait for it
         self._served: Served | None = None

@@ -11,6 +11,8 @@ import pytest
 from fake_server import FakeEngine, Running, byte_tokenizer, events, running, strictly
 from openai.types.responses import Response, ResponseStreamEvent
 
+from llmcl.serve.kept import Kept
+
 BEGIN = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 END = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
 
@@ -126,6 +128,119 @@ def test_items_of_one_answer_are_one_message() -> None:
 def test_a_wrong_field_is_named(fields: dict[str, Any], param: str, shared: Running) -> None:
     answer = shared.post("/v1/responses", fields)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == param
+
+
+# ---- Open Responses -----------------------------------------------------------------------------------
+
+# The fields of a response that its specification requires, with the types that their values may have.
+REQUIRED: dict[str, tuple[type, ...]] = {
+    "id": (str,),
+    "object": (str,),
+    "created_at": (int,),
+    "completed_at": (int, type(None)),
+    "status": (str,),
+    "incomplete_details": (dict, type(None)),
+    "model": (str,),
+    "previous_response_id": (str, type(None)),
+    "instructions": (str, type(None)),
+    "output": (list,),
+    "error": (dict, type(None)),
+    "tools": (list,),
+    "tool_choice": (str, dict),
+    "truncation": (str,),
+    "parallel_tool_calls": (bool,),
+    "text": (dict,),
+    "top_p": (int, float),
+    "presence_penalty": (int, float),
+    "frequency_penalty": (int, float),
+    "top_logprobs": (int,),
+    "temperature": (int, float),
+    "reasoning": (dict, type(None)),
+    "usage": (dict, type(None)),
+    "max_output_tokens": (int, type(None)),
+    "max_tool_calls": (int, type(None)),
+    "store": (bool,),
+    "background": (bool,),
+    "service_tier": (str,),
+    "metadata": (dict,),
+    "safety_identifier": (str, type(None)),
+    "prompt_cache_key": (str, type(None)),
+}
+
+
+def test_every_response_has_the_required_fields(shared: Running) -> None:
+    tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
+    given = {"input": "Hello", "presence_penalty": 0.5, "frequency_penalty": -1, "store": False, "tools": [tool]}
+    found = [shared.post("/v1/responses", given).json()]
+    for most in 3, 100:
+        answer = shared.post("/v1/responses", {**given, "stream": True, "max_output_tokens": most})
+        data = [json.loads(data) for _, data in events(answer.text)]
+        found += [event["response"] for event in data if "response" in event]
+    assert [response["status"] for response in found] == [
+        "completed",
+        *("in_progress", "in_progress", "incomplete"),
+        *("in_progress", "in_progress", "completed"),
+    ]
+    for response in found:
+        for name, kinds in REQUIRED.items():
+            assert name in response and type(response[name]) in kinds, name
+        assert (response["completed_at"] is not None) == (response["status"] == "completed")
+        assert (response["presence_penalty"], response["frequency_penalty"]) == (0.5, -1)
+        assert response["store"] is False
+        assert {*response["tools"][0]} == {"type", "name", "description", "parameters", "strict"}
+
+
+def test_a_request_goes_on_from_a_response(server: Running, client: openai.OpenAI) -> None:
+    def ask(**fields: Any) -> dict[str, Any]:
+        answer = server.post("/v1/responses", fields)
+        assert answer.status_code == 200, answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    first = ask(input="one", instructions="Be brief.")
+    second = ask(input="two", previous_response_id=first["id"], instructions="Be long.")
+    assert second["previous_response_id"] == first["id"] and first["store"] is True
+    assert server.engine.asked[-1][0] == "[system]Be long.\n[user]one\n[assistant]one\n[user]two\n[assistant]"
+    streamed = server.post("/v1/responses", {"input": "3", "previous_response_id": second["id"], "stream": True})
+    third = json.loads(events(streamed.text)[-1][1])["response"]["id"]
+    ask(input="four", previous_response_id=third)
+    everything = "[user]one\n[assistant]one\n[user]two\n[assistant]two\n[user]3\n[assistant]3\n[user]four\n[assistant]"
+    assert server.engine.asked[-1][0] == everything
+    ask(input="other", previous_response_id=first["id"])  # two may go on from the same one
+    assert server.engine.asked[-1][0] == "[user]one\n[assistant]one\n[user]other\n[assistant]"
+
+
+def test_calls_of_a_response_that_is_kept() -> None:
+    engine = FakeEngine(byte_tokenizer())
+    engine.reply = lambda text: '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
+    tools = [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
+    with running(engine) as server:
+        first = server.post("/v1/responses", {"input": "go", "tools": tools}).json()
+        result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "42"}
+        asked = {"input": [result], "previous_response_id": first["id"], "tools": tools}
+        assert server.post("/v1/responses", asked).status_code == 200
+        assert '[user]go\n[assistant]<f{"a": 1}>\n[tool]42\n[assistant]' in engine.asked[-1][0]
+
+
+def test_what_is_not_kept_is_said(shared: Running) -> None:
+    first = shared.post("/v1/responses", {"input": "one", "store": False}).json()
+    for name in first["id"], "resp_other":
+        answer = shared.post("/v1/responses", {"input": "two", "previous_response_id": name})
+        error = answer.json()["error"]
+        assert answer.status_code == 400 and error["code"] == "previous_response_not_found"
+        assert error["param"] == "previous_response_id" and "whole conversation" in error["message"]
+
+
+def test_memory_for_conversations_is_bounded() -> None:
+    kept = Kept(most=3, most_characters=5000)
+    for n in range(5):
+        kept.add(f"{n}", [{"role": "user", "content": "x" * 100}])
+        kept.get("1")
+    assert len(kept) == 3 and kept.get("0") is None and kept.get("1") is not None and kept.get("4") is not None
+    kept.add("large", [{"role": "user", "content": "x" * 4300}])
+    assert len(kept) == 1 and kept.get("large") is not None
+    kept.add("too large", [{"role": "user", "content": "x" * 5000}])
+    assert len(kept) == 1 and kept.get("too large") is None
 
 
 def test_a_failure_is_an_event() -> None:

@@ -1,0 +1,50 @@
+"""Conversations of /v1/responses that later requests go on from, in memory."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+MOST = 256
+MOST_CHARACTERS = 32 << 20
+
+Messages = list[dict[str, Any]]
+
+
+class Kept:
+    """The conversations that were used last, within a number and a size."""
+
+    def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS):
+        self._most, self._most_characters = most, most_characters
+        self._conversations: OrderedDict[str, tuple[Messages, int]] = OrderedDict()
+        self._n_characters = 0
+
+    def __len__(self) -> int:
+        return len(self._conversations)
+
+    def add(self, name: str, messages: Messages) -> None:
+        """Keeps a conversation, and forgets others where there is no room. One that is too large is not kept."""
+        size = _size(messages)
+        if size > self._most_characters:
+            return
+        self._conversations[name] = messages, size
+        self._n_characters += size
+        while len(self) > self._most or self._n_characters > self._most_characters:
+            _, (_, forgotten) = self._conversations.popitem(last=False)
+            self._n_characters -= forgotten
+
+    def get(self, name: str) -> Messages | None:
+        """The conversation that ends with this response; None where it is not kept."""
+        if name not in self._conversations:
+            return None
+        self._conversations.move_to_end(name)
+        return self._conversations[name][0]
+
+
+def _size(value: Any) -> int:
+    """Characters of all texts, and some for what holds them."""
+    if isinstance(value, str):
+        return len(value) + 50
+    if isinstance(value, dict):
+        return 100 + sum(_size(key) + _size(item) for key, item in value.items())
+    return 50 + sum(map(_size, value)) if isinstance(value, list) else 30
