@@ -10,7 +10,7 @@ NAMES = {
 }
 W, A = '{"city": "Z\\u00fcrich, \\"old\\" {town}"}', '{"a": 1, "b": [2, {"c": "}"}]}'
 
-# Of models whose way to write calls llama.cpp, vLLM and SGLang have tests of; these cases say the same in our words.
+# llama.cpp, vLLM and SGLang test how these models write calls; these cases say the same in our words.
 OTHERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
     "mistral 3.2": (
         "mistral 3.2",

@@ -12,7 +12,7 @@ from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Schemas
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 
-# Of Mistral's newer models; the id may be left out, and the signs where they are tokens of no text.
+# How Mistral's newer models begin a call. The id may be left out.
 _NAME_FIRST = re.compile(r"(?P<name>[\w.\-]+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w\-]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 _NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[(?:C[A-Z_]*\]?\s*[\w\-]*\s*)?)?(?:\[?A?R?G?S?\]?\s*)?$")
 
@@ -117,9 +117,9 @@ class AnswerReader(AnswerParts):
             self._say(self._held)
             self._held = ""
             return False
-        found = [(at, mark) for mark in (*self._openings, *strays) if (at := self._held.find(mark)) >= 0]
-        if found:
-            at, mark = min(found)
+        marks = [(at, mark) for mark in (*self._openings, *strays) if (at := self._held.find(mark)) >= 0]
+        if marks:
+            at, mark = min(marks)
             if mark in strays:
                 self._say(self._held[:at])
                 self._held = self._held[at + len(mark) :]

@@ -157,7 +157,7 @@ class GenerationResponse:
                 sender.put(form.end(self._answers))
 
     def _alive(self) -> bytes:
-        """Of the first answer that has not ended."""
+        """Returns a sign of life for the first answer that has not ended."""
         return next((self._form.alive(answer) for answer in self._answers if answer.finish_reason is None), PING)
 
     def _report(self, streams: Streams, sender: EventSender) -> Callable[[], bool] | None:

@@ -47,10 +47,10 @@ _ENDS = "ignore_eos", "min_tokens", "stop_token_ids"
 
 def _ends(fields: Fields, vocab_size: int) -> dict[str, Any]:
     """What says where an answer may end, beside texts: vLLM's names, the first of which llama-server has, too."""
-    given = fields.items("stop_token_ids")
-    ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < vocab_size]
-    if len(ids) < len(given):
-        raise wrong("stop_token_ids", given, f"a list of token ids from 0 to {vocab_size - 1}")
+    values = fields.items("stop_token_ids")
+    ids = [i for i in map(as_whole, values) if i is not None and 0 <= i < vocab_size]
+    if len(ids) < len(values):
+        raise wrong("stop_token_ids", values, f"a list of token ids from 0 to {vocab_size - 1}")
     return {
         "ignore_eos": fields.flag("ignore_eos"),
         "min_tokens": fields.whole("min_tokens", 0, 0),

@@ -82,14 +82,14 @@ class ChannelReader(AnswerParts):
     def _begin(self, head: str) -> None:
         self._has_begun = True
         channels = _NAMED.findall(head)  # a model may think better of one before the message begins
-        tools = [to.removeprefix(_FUNCTIONS) for to in _RECIPIENT.findall(head) if to not in _PEOPLE]
-        name = channels[-1] if channels else "final"
+        tools = [name.removeprefix(_FUNCTIONS) for name in _RECIPIENT.findall(head) if name not in _PEOPLE]
+        channel = channels[-1] if channels else "final"
         if tools:  # without tools a call, such as of one that models were trained with, is nothing to show
             self._kind = "call" if self.schemas and (self.several or not self.calls) else "nothing"
             if self._kind == "call":
                 self._call("", new=Call("call_" + secrets.token_hex(12), tools[-1]))
             return
-        self._kind = "thought" if name == "analysis" else "text"
+        self._kind = "thought" if channel == "analysis" else "text"
         if self._kind in self._seen:  # a second message of its kind
             self._go_on("\n\n", is_last=False)
         self._seen.add(self._kind)

@@ -66,15 +66,15 @@ def test_empty_texts_of_a_completion(slow: Running) -> None:
 
 
 def test_a_response_is_in_progress_again(slow: Running) -> None:
-    found = streamed(slow, "/v1/responses")
-    assert [event.sequence_number for event in found] == [*range(len(found))]
-    assert [event.type for event in found].count("response.in_progress") >= 4
-    assert found[-1].type == "response.completed" and found[-1].response.output_text == "abc"
+    received = streamed(slow, "/v1/responses")
+    assert [event.sequence_number for event in received] == [*range(len(received))]
+    assert [event.type for event in received].count("response.in_progress") >= 4
+    assert received[-1].type == "response.completed" and received[-1].response.output_text == "abc"
 
 
 def test_pings_of_a_message(slow: Running) -> None:
-    found = streamed(slow, "/v1/messages")
-    assert found[0].type == "message_start" and found.count({"type": "ping"}) >= 3
+    received = streamed(slow, "/v1/messages")
+    assert received[0].type == "message_start" and received.count({"type": "ping"}) >= 3
     with (
         anthropic.Anthropic(base_url=slow.url, api_key="none") as client,
         client.messages.stream(model="any", max_tokens=9, messages=USER) as stream,  # type: ignore[arg-type]
@@ -83,10 +83,10 @@ def test_pings_of_a_message(slow: Running) -> None:
 
 
 def test_an_answer_that_has_ended_gives_no_sign(slow: Running) -> None:
-    """Of several it is the next one that does."""
-    found = streamed(slow, "/v1/chat/completions", n=3)
+    """Among several it is the next one that does."""
+    received = streamed(slow, "/v1/chat/completions", n=3)
     ended: set[int] = set()
-    for chunk in found:
+    for chunk in received:
         assert chunk.choices[0].index not in ended
         ended |= {chunk.choices[0].index} if chunk.choices[0].finish_reason else set()
     assert ended == {0, 1, 2}

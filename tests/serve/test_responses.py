@@ -170,18 +170,18 @@ REQUIRED: dict[str, tuple[type, ...]] = {
 
 def test_every_response_has_the_required_fields(shared: Running) -> None:
     tool = {"type": "function", "name": "f", "parameters": {"type": "object"}}
-    given = {"input": "Hello", "presence_penalty": 0.5, "frequency_penalty": -1, "store": False, "tools": [tool]}
-    found = [shared.post("/v1/responses", given).json()]
+    asked = {"input": "Hello", "presence_penalty": 0.5, "frequency_penalty": -1, "store": False, "tools": [tool]}
+    received = [shared.post("/v1/responses", asked).json()]
     for most in 3, 100:
-        answer = shared.post("/v1/responses", {**given, "stream": True, "max_output_tokens": most})
+        answer = shared.post("/v1/responses", {**asked, "stream": True, "max_output_tokens": most})
         data = [json.loads(data) for _, data in events(answer.text)]
-        found += [event["response"] for event in data if "response" in event]
-    assert [response["status"] for response in found] == [
+        received += [event["response"] for event in data if "response" in event]
+    assert [response["status"] for response in received] == [
         "completed",
         *("in_progress", "in_progress", "incomplete"),
         *("in_progress", "in_progress", "completed"),
     ]
-    for response in found:
+    for response in received:
         for name, kinds in REQUIRED.items():
             assert name in response and type(response[name]) in kinds, name
         assert (response["completed_at"] is not None) == (response["status"] == "completed")
@@ -194,8 +194,8 @@ def test_a_request_goes_on_from_a_response(server: Running, client: openai.OpenA
     def ask(**fields: Any) -> dict[str, Any]:
         answer = server.post("/v1/responses", fields)
         assert answer.status_code == 200, answer.text
-        made: dict[str, Any] = answer.json()
-        return made
+        body: dict[str, Any] = answer.json()
+        return body
 
     first = ask(input="one", instructions="Be brief.")
     second = ask(input="two", previous_response_id=first["id"], instructions="Be long.")

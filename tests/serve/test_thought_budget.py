@@ -41,8 +41,8 @@ def test_a_chat_thinks_no_longer(name: str, stream: bool, thinking: Running) -> 
         thoughts = "".join(delta.get("reasoning_content") or "" for delta in deltas)
         text, usage = "".join(delta.get("content") or "" for delta in deltas), chunks[-1]["usage"]
     else:
-        made = answer.json()
-        message, usage = made["choices"][0]["message"], made["usage"]
+        body = answer.json()
+        message, usage = body["choices"][0]["message"], body["usage"]
         thoughts, text = message["reasoning_content"], message["content"]
     assert (thoughts, text) == ("012345678901", "It is 4.")
     assert usage["completion_tokens_details"] == {"reasoning_tokens": 12}
@@ -54,9 +54,9 @@ def test_a_chat_thinks_no_longer(name: str, stream: bool, thinking: Running) -> 
 
 def test_other_apis(thinking: Running) -> None:
     asked = {"messages": USER, "max_tokens": 300, "thinking": {"type": "enabled", "budget_tokens": 7}}
-    made = strictly(Message, thinking.post("/v1/messages", asked).json())
-    assert [block.type for block in made.content] == ["thinking", "text"] and made.stop_reason == "end_turn"
-    assert made.content[0].thinking == "0123456" and made.content[1].text == "It is 4."  # type: ignore[union-attr]
+    body = strictly(Message, thinking.post("/v1/messages", asked).json())
+    assert [block.type for block in body.content] == ["thinking", "text"] and body.stop_reason == "end_turn"
+    assert body.content[0].thinking == "0123456" and body.content[1].text == "It is 4."  # type: ignore[union-attr]
     told = [json.loads(data) for _, data in events(thinking.post("/v1/messages", asked | {"stream": True}).text)]
     assert [strictly(RawMessageStreamEvent, event).type for event in told][-1] == "message_stop"
     response = strictly(Response, thinking.post("/v1/responses", {"input": "Hello", "reasoning_budget": 7}).json())

@@ -449,7 +449,7 @@ def test_thoughts_are_no_part_of_the_answer() -> None:
 def test_a_call_that_is_cut_has_no_made_up_keys(written: str, expected: dict[str, Any]) -> None:
     answer = f'<tool_call>\n{{"name": "weather", "arguments": {written}'
     with running(answering(answer)) as server:
-        body = {"messages": USER, "max_tokens": len(answer.encode()), "tools": ANTHROPIC_TOOLS}
-        made = strictly(Message, server.post("/v1/messages", body).json())
-        calls = [block for block in made.content if block.type == "tool_use"]
-        assert made.stop_reason == "max_tokens" and [call.input for call in calls] == [expected] * bool(written)
+        asked = {"messages": USER, "max_tokens": len(answer.encode()), "tools": ANTHROPIC_TOOLS}
+        message = strictly(Message, server.post("/v1/messages", asked).json())
+        calls = [block for block in message.content if block.type == "tool_use"]
+        assert message.stop_reason == "max_tokens" and [call.input for call in calls] == [expected] * bool(written)
