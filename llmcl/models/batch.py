@@ -26,6 +26,7 @@ from llmcl.models.ragged_launches import bind_ragged
 from llmcl.models.scoring import Scoring
 from llmcl.models.sequence import SequenceState
 from llmcl.models.stack import head, stack
+from llmcl.ops.linear import rows_are_decoded
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
@@ -138,7 +139,10 @@ class Batch:
         self._ready: set[SequenceState] = set()  # whose place has what the device needs for the next row
         self._alone: SequenceState | None = None  # whom the model's own step state has so
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state)
-        self._decode = {rows: self._bind(rows) for rows in few_rows(max_sequences)}
+        # A row alone has the products for one token where it keeps its bits.
+        bounds = [1] if invariant and rows_are_decoded(device, model.weights.matrices) else []
+        bounds += few_rows(max_sequences) if max_sequences > 1 or not bounds else []
+        self._decode = {rows: self._bind(rows) for rows in bounds}
         self.max_rows = max_rows  # of a step
         self.reads_together = reads_together(model)  # else a step has rows that decode, or one chunk
         self._ragged = bind_ragged(model, max_rows, self._ops) if self.reads_together else None

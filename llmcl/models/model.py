@@ -49,8 +49,7 @@ class PrefillLaunches:
 
 def prefill_sizes(device: Device, weights: ModelWeights, most: int) -> list[tuple[int, int]]:
     """For how many tokens launches of prefill are bound, `most` the last; and max_rows of their products."""
-    matrices = [matrix for layer in weights.layers for block in layer for matrix in block.matrices]
-    bounds = prefill_bounds(device, (weights.head, *matrices))
+    bounds = prefill_bounds(device, weights.matrices)
     last = next((rows for rows in bounds if most <= rows <= FEW_ROWS[-1]), 0)  # where a step never has many
     return [*((rows, rows) for rows in bounds if rows < most), (most, last)]
 

@@ -46,19 +46,21 @@ class ModelWeights:
     head: Weight  # [vocab, hidden]; the embedding itself where they are tied
     layer_inputs: LayerInputWeights | None = None
 
+    @property
+    def matrices(self) -> list[Weight]:
+        """The weights of all products."""
+        inputs = [] if self.layer_inputs is None else [self.layer_inputs.projection]
+        return [self.head, *inputs, *(matrix for layer in self.layers for block in layer for matrix in block.matrices)]
+
     def decode_bytes(self) -> int:
         """Bytes that one decode step reads: all but an embedding that is only looked up, and but the experts that it
         does not choose.
         """
-        blocks = (block for layer in self.layers for block in layer)
-        inputs = 0 if self.layer_inputs is None else self.layer_inputs.projection.nbytes
-        return sum(weight.token_bytes for block in blocks for weight in block.matrices) + self.head.nbytes + inputs
+        return sum(weight.token_bytes for weight in self.matrices)
 
     def samples(self, device: Device) -> Iterator[bytes]:
         """Some bytes of each array on the device: other weights, or the same in another type, have others."""
-        weights = [self.embedding, self.head, *(w for layer in self.layers for block in layer for w in block.matrices)]
-        if self.layer_inputs is not None:
-            weights += [self.layer_inputs.embedding, self.layer_inputs.projection]
+        weights = [self.embedding, *self.matrices, *([self.layer_inputs.embedding] if self.layer_inputs else [])]
         buffers = [self.final_norm, *(part.buffer for weight in weights for part in weight.parts)]
         for buffer in buffers:
             size = min(buffer.nbytes, _SAMPLE_BYTES)

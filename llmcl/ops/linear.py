@@ -70,11 +70,14 @@ def linear_prefill(
 
     weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [n, rows] ([n, rows / 2] with a gate); normed:
     working memory as x, needed beside a norm; epilogue and variant as in linear_decode. max_rows: one of FEW_ROWS or
-    of `prefill_bounds` for steps of at most so many tokens; 0: any number. begins: a norm of out, with "add"; ends:
-    that of x, whose rows are taken in place of x (`split_norm`).
+    of `prefill_bounds` for steps of at most so many tokens, 1 where `rows_are_decoded`; 0: any number. begins: a norm
+    of out, with "add"; ends: that of x, whose rows are taken in place of x (`split_norm`).
     PackedActivations as x are in the layout that the weight's product takes, as `out` in one that it leaves
     (`input_layout`).
     """
+    if max_rows == 1:
+        assert isinstance(x, Buffer) and isinstance(out, Buffer)
+        return linear_decode(device, weight, x, out, step, norm=norm, eps=eps, epilogue=epilogue, variant=variant)
     chosen = [_implementation(device, part.dtype, weight.k, max_rows, variant) for part in weight.parts]
     layouts = [
         _layout(device, row, weight, part.dtype, max_rows) for row, part in zip(chosen, weight.parts, strict=True)
@@ -116,6 +119,16 @@ def _layout(device: Device, row: LinearOfRows, weight: Weight, dtype: str, max_r
     return None if layout is None else layout.for_rows(max_rows)
 
 
+def rows_are_decoded(device: Device, weights: Iterable[Weight]) -> bool:
+    """Whether a row has the same bits from linear_decode as beside others, with each of these weights."""
+    return all(
+        isinstance(row := _implementation(device, part.dtype, weight.k, FEW_ROWS[0]), LinearFewRows)
+        and row.same_as_decode(device, part.dtype, weight.exact_activations)
+        for weight in weights
+        for part in weight.parts
+    )
+
+
 def prefill_bounds(device: Device, weights: Iterable[Weight]) -> list[int]:
     """For up to how many tokens launches of prefill are bound, each a max_rows of linear_prefill, beside those for any
     number.
@@ -127,6 +140,8 @@ def prefill_bounds(device: Device, weights: Iterable[Weight]) -> list[int]:
 
 def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:
     """The layout in which the kernel before may leave the rows of x for this product; None: float32 rows."""
+    if max_rows == 1:
+        return None
     layouts = {
         _layout(device, _implementation(device, part.dtype, weight.k, max_rows), weight, part.dtype, max_rows)
         for part in weight.parts

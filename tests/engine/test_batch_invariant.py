@@ -15,6 +15,8 @@ import llmcl
 from llmcl.engine.engine import Engine
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
+from llmcl.kernels.cpu.dot_product import bf16_dot_form
+from llmcl.models.batch import make_batch
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 
@@ -103,6 +105,17 @@ def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
         (after,) = answers(engine, [follow_up], together=False)
     with llm.engine(max_sequences=1, batch_invariant=True) as engine:  # which holds nothing of the answer before
         assert answers(engine, [follow_up], together=False) == [after]
+
+
+def test_a_row_alone_has_the_products_for_one_token(llm: LLM) -> None:
+    """On a CPU, where they give the same bits: the others take longer for one row."""
+    device = llm.model.device
+    batch = make_batch(llm.model, 2, 128, 64, invariant=True)
+    if not device.is_cpu or (llm.dtype == "bfloat16" and bf16_dot_form(device)):
+        assert [*batch._decode] == [8]
+        return
+    names = {launch.name for launch in batch._decode[1].separate}
+    assert "linear_decode" in names and "linear_prefill" not in names
 
 
 def test_a_step_must_have_room_for_a_cell(folder: str, default_device: Device) -> None:

@@ -254,3 +254,7 @@ class LinearFewRows(LinearOfRows):
     """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed."""
 
     bounds: Sequence[int] = (16, 64)
+
+    def same_as_decode(self, device: Device, dtype: str, exact_activations: bool) -> bool:
+        """Whether a row has the bits that LinearDecode gives it, beside a weight of this dtype."""
+        return False

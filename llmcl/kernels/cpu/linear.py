@@ -211,6 +211,10 @@ class CpuLinearFewRows(LinearFewRows):
             return DotProductLayout(dtype, dot, tokens, tail, parts=min(max(1, k // 32), device.compute_units))
         return FloatLayout(dtype in WITH_MINIMUM, parts=min(max(1, k // 32), device.compute_units))
 
+    def same_as_decode(self, device: Device, dtype: str, exact_activations: bool) -> bool:
+        """Unless rows are rounded to bfloat16, which decode does not do."""
+        return dtype in QUANTIZED or not _dot(device, dtype, exact_activations)
+
     def kernel_file(self, layout: ActivationLayout | None) -> str:
         return layout.product_file if isinstance(layout, DotProductLayout) else self.file
 
