@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeGuard, TypeVar
@@ -102,7 +103,9 @@ class Engine:
         *,
         wait: bool,
         speculation: Callable[[B], Speculation] = lambda batch: NO_SPECULATION,
+        leave: Callable[[B, Speculation], None] = lambda batch, speculation: None,
     ):
+        """leave: called with both when the engine has ended, unless the device failed."""
         self._llm = llm
         made: list[tuple[int, Worker]] = []  # not `self`: the lease is held to the end of the process, if need be
         name, vocab_size = llm.model_name, llm.model.config.vocab_size
@@ -125,7 +128,7 @@ class Engine:
                 max_prompt_tokens=of_prompts,
                 tokens_beside=beside,
             )
-            worker = Worker(StepLoop(batch, scheduler, drafts), name, vocab_size)
+            worker = Worker(StepLoop(batch, scheduler, drafts), name, vocab_size, partial(leave, batch, drafts))
             made.append((scheduler.max_context, worker))
             return _until_closed(worker)
 

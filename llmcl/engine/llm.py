@@ -13,6 +13,7 @@ import numpy as np
 from llmcl.engine.chat import Chat
 from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts, is_chat, is_list
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
+from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.errors import (
@@ -67,6 +68,8 @@ class LLM:
         self._grammars: Grammars | None = None
         self._scoring: Scoring | None = None
         self._warned_no_template = False
+        self._kept = KeptBatch()
+        self.device.spares.add(self._kept)
         self.sequence = model.cache.sequence()  # where everything goes that is no conversation
 
     @property
@@ -291,22 +294,43 @@ class LLM:
             raise UsageError(
                 f"max_context is {context}; expected at most the model's {self.max_context} (max_context of load)"
             )
-        return Engine(
-            self,
-            lambda: make_batch(
+        batch = BatchSizes(max_sequences, context, kv_page_tokens, kv_pages, batch_invariant, max_step_tokens)
+        return self._open(batch, wait, progress)
+
+    def _open(self, sizes: BatchSizes, wait: bool, progress: Progress | None, *, keep: bool = False) -> Engine:
+        """keep: the batch, which may have more places, stays with the model once the engine is closed. Otherwise one
+        that was kept goes back, and a new one is given up.
+        """
+        ready: ReadyBatch | None = None
+
+        def make() -> Batch:
+            nonlocal ready
+            ready = self._kept.take(sizes, exact=not keep)
+            if ready is not None:
+                return ready.batch
+            return make_batch(
                 self.model,
-                max_sequences,
-                context,
-                kv_page_tokens,
-                kv_pages,
+                sizes.max_sequences,
+                sizes.max_context,
+                sizes.page_tokens,
+                sizes.n_pages,
                 progress,
-                invariant=batch_invariant,
-                max_rows=max_step_tokens,
-            ),
-            max_step_tokens,
-            wait=wait,
-            speculation=lambda batch: NO_SPECULATION if batch_invariant else self._speculation_on(batch, progress),
-        )
+                invariant=sizes.invariant,
+                max_rows=sizes.max_rows,
+            )
+
+        def speculation(batch: Batch) -> Speculation:
+            if ready is not None:
+                return ready.speculation
+            return NO_SPECULATION if sizes.invariant else self._speculation_on(batch, progress)
+
+        def leave(batch: Batch, speculation: Speculation) -> None:
+            nonlocal ready
+            if keep or ready is not None:
+                self._kept.keep(ready or ReadyBatch(sizes, batch, speculation))
+            ready = None
+
+        return Engine(self, make, sizes.max_rows, wait=wait, speculation=speculation, leave=leave)
 
     def _speculation_on(self, batch: Batch, progress: Progress | None) -> Speculation:
         speculation = self.speculation.on(batch.model, progress)
@@ -315,7 +339,10 @@ class LLM:
         return speculation
 
     def _engine_for(self, prompts: Sequence[Prompt], wait: bool, progress: Progress | None) -> Engine:
-        return self.engine(max_sequences=min(len(prompts), MAX_SEQUENCES), wait=wait, progress=progress)
+        check_function("progress", progress)
+        n_places = min(len(prompts), MAX_SEQUENCES)
+        sizes = BatchSizes(n_places, self.max_context, PAGE_TOKENS, None, invariant=False, max_rows=None)
+        return self._open(sizes, wait, progress, keep=True)
 
     def _stream_each(
         self, prompts: Sequence[Prompt], options: dict[str, Any], wait: bool, progress: Progress | None
@@ -387,6 +414,7 @@ class LLM:
         Another thread that reads an answer gets UsageError.
         """
         self.leases.close()
+        self._kept.close()
         self.device.close()
         self._model, self._scoring, self.speculation = None, None, NO_SPECULATION
 

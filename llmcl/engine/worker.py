@@ -44,12 +44,14 @@ class Answering:
 class Worker:
     """Makes answers until it is stopped.
 
-    vocab_size: an id from there on says that no token could be chosen. A failure of the device ends all answers, and is
+    vocab_size: an id from there on says that no token could be chosen. leave: called once at the end of the work, if
+    nothing failed, when the device is the worker's no more. A failure of the device ends all answers, and is
     the answer to what is submitted later.
     """
 
-    def __init__(self, loop: StepLoop, name: str, vocab_size: int):
+    def __init__(self, loop: StepLoop, name: str, vocab_size: int, leave: Callable[[], None] = nothing):
         self._loop = loop
+        self._leave = leave
         self._vocab_size = vocab_size
         self._name = name
         self._stopped = self._over = False
@@ -147,9 +149,13 @@ class Worker:
                 answering.ended = True
                 self._give(answering, self._failure or self._closed())
             self._wake()
+            leave = nothing if self._failure else self._leave
+            # With the memory on the device, which requests that are kept need no more.
+            del self._loop, self._leave
+            leave()
+            del leave
             self._over = True
             self._drain()
-            del self._loop  # with the memory on the device, which requests that are kept need no more
 
     def _take_commands(self) -> None:
         """All that there are; with nothing else to do it waits for one."""

@@ -155,10 +155,8 @@ class Batch:
         decode = [launch for bound in self._decode.values() for launch in bound.to_prepare]
         with device.compile_progress((*model.launches_to_prepare, *decode, *others), progress):
             model.prepare(None)
-            for bound in self._decode.values():
-                bound.prepare()
-            for launch in others:
-                launch.prepare()
+            for of_step in (*self._decode.values(), *others):
+                of_step.prepare()
 
     @property
     def max_context(self) -> int:
@@ -194,6 +192,12 @@ class Batch:
         self._ready.discard(sequence)
         if self._alone is sequence:
             self._alone = None
+
+    def forget_all(self) -> None:
+        """Ends all sequences and forgets their texts: what follows is computed as with a new batch."""
+        for sequence in [*self._places]:
+            self.end(sequence)
+        self.cache.forget_all()
 
     def step(
         self,
@@ -278,8 +282,7 @@ class Batch:
             start = 0
             while start < len(token_ids):
                 taken = token_ids[start : start + room]
-                start += len(taken)
-                room -= len(taken)
+                start, room = start + len(taken), room - len(taken)
                 chunks.append(PromptChunk(sequence, taken, start == len(token_ids)))
                 if not room:
                     waits.append(self.step(chunks=chunks))

@@ -74,7 +74,7 @@ def forecast(
 
 def check_memory(needed: dict[str, int], device: Device) -> None:
     """Raises OutOfDeviceMemoryError, with the sizes, if the forecast exceeds what the device has."""
-    limit = _limit(device)
+    limit = device.memory_bytes
     if sum(needed.values()) > limit:
         raise OutOfDeviceMemoryError(
             f"the model needs {_gib(needed)}, but {device.name} has {limit / 2**30:.2f} GiB; "
@@ -96,18 +96,15 @@ def check_batch_memory(
     }
     if config.state_bytes:
         needed["recurrent states"] = state_slots(max(max_sequences, KEPT_STATES)) * config.state_bytes
-    left = _limit(device) - device.allocated_bytes
+    if sum(needed.values()) > device.memory_bytes - device.allocated_bytes:
+        device.give_back_spares()
+    left = device.memory_bytes - device.allocated_bytes
     if sum(needed.values()) > left:
         raise OutOfDeviceMemoryError(
             f"{counted(max_sequences, 'sequence')} at once would need {_gib(needed)}, but {device.name} has "
             f"{max(0, left) / 2**30:.2f} GiB left beside the model; use fewer sequences (max_sequences), a smaller "
             "max_context, fewer pages (kv_pages) or another --kv-dtype"
         )
-
-
-def _limit(device: Device) -> int:
-    entry = device.entry
-    return min(entry.global_mem_bytes, entry.host_available_bytes or entry.global_mem_bytes)
 
 
 def _gib(needed: dict[str, int]) -> str:

@@ -100,6 +100,16 @@ class PagedKVCache(KVCache):
         """An empty sequence."""
         return SequenceState(self._key)
 
+    def forget_all(self) -> None:
+        """Holds no text any more, neither of a sequence nor in pages that one left. Sequences made so far are void."""
+        self._key = object()
+        self.sequences = WeakSet()
+        self.order = OrderedDict.fromkeys(range(len(self.order)))
+        self._prefixes = PrefixPages(len(self.order))
+        self._ever_shared.clear()
+        if self.states is not None:
+            self.states.forget_all()
+
     def fork(self, sequence: SequenceState) -> SequenceState:
         """A second sequence with the same tokens, in the same pages."""
         other = self.own(self.sequence())

@@ -72,6 +72,12 @@ class RecurrentStates:
     def nbytes(self) -> int:
         return sum(buffer.nbytes for buffer in self._buffers())
 
+    def forget_all(self) -> None:
+        """Frees all slots."""
+        self._held.clear()
+        self._branches.clear()
+        self._snapshots.clear()
+
     def begin(self, sequence: SequenceState, forget: Callable[[SequenceState], None]) -> int:
         """The slot of a sequence that is about to be extended. forget(other): called before other's slot is taken."""
         held = self._held.pop(sequence, None)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any, Union
+from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -23,15 +24,16 @@ prepare_icd_loader()  # before the first import of pyopencl anywhere
 import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
+from llmcl.runtime.buffer import Buffer, Spare  # noqa: E402
 from llmcl.runtime.cores import cores_now  # noqa: E402
 from llmcl.runtime.device_cache import DeviceCache  # noqa: E402
-from llmcl.runtime.driver_calls import DriverCall, finish_quietly, forked, named_errors, open_devices  # noqa: E402
+from llmcl.runtime.driver_calls import DriverCall, finish_quietly, named_errors, open_devices  # noqa: E402
 from llmcl.runtime.huge_pages import HugePages  # noqa: E402
 from llmcl.runtime.program import KernelSource, ProgramCache  # noqa: E402
 from llmcl.runtime.sub_groups import sub_group_form  # noqa: E402
 from llmcl.runtime.traffic import Traffic  # noqa: E402
 
-KernelArg = Union["Buffer", np.generic]
+KernelArg = Buffer | np.generic
 Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 
 # What pyopencl's own calls of kernels use for numbers. `set_arg` tries first whether one is a buffer, a sampler or a
@@ -51,37 +53,6 @@ SLEEP_S = 0.0002  # of a wait that may not take a processor's time: a step of a 
 KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # a query of cl_intel_required_subgroup_size
 
 CostModel = Callable[[int, int], Cost]  # of the number of tokens in the step and its position; for the profiler
-
-
-class Buffer:
-    """Device memory with a name. `release()` gives it back at once rather than at garbage collection."""
-
-    __slots__ = ("_device", "_memory", "name", "nbytes")
-
-    def __init__(self, device: Device, memory: cl.Buffer, nbytes: int, name: str):
-        self._device = device
-        self._memory: cl.Buffer | None = memory
-        self.nbytes = nbytes
-        self.name = name
-
-    @property
-    def cl(self) -> cl.Buffer:
-        if self._memory is None:
-            raise RuntimeError(f"{self.name} is used after its memory was released")
-        return self._memory
-
-    def release(self) -> None:
-        if self._memory is not None and not forked():
-            with self._device.lock:
-                self._memory.release()
-                self._memory = None
-                self._device.allocated_bytes -= self.nbytes
-
-    def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted in __init__, or the interpreter ends
-            if self._memory is not None and not forked():
-                with self._device.lock:
-                    self._device.allocated_bytes -= self.nbytes
 
 
 @dataclass(frozen=True)
@@ -259,6 +230,7 @@ class Device:
         before_freeing = partial(finish_quietly, self.queue)
         self._huge_pages = HugePages(before_freeing) if entry.kind == "cpu" and not entry.is_software else None
         self.kept: dict[str, Any] = {}  # what an operation keeps from call to call, under its name
+        self.spares: WeakSet[Spare] = WeakSet()
 
     @classmethod
     def open(cls, request: Device | DeviceEntry | str | int | None = None) -> Device:
@@ -341,8 +313,22 @@ class Device:
 
     # ---- memory -------------------------------------------------------------------------------------
 
+    @property
+    def memory_bytes(self) -> int:
+        """All memory that there is for buffers, those that exist included."""
+        entry = self.entry
+        return min(entry.global_mem_bytes, entry.host_available_bytes or entry.global_mem_bytes)
+
+    def give_back_spares(self) -> bool:
+        """Gives back what is only kept for later (`spares`). Returns whether that freed any memory."""
+        before = self.allocated_bytes
+        for spare in list(self.spares):
+            spare.give_back()
+        return self.allocated_bytes < before
+
     def alloc(self, nbytes: int, name: str, *, streamed: bool = False) -> Buffer:
-        """Uninitialised device memory. streamed: it is read from end to end in every step.
+        """Uninitialised device memory; what is only kept for later makes room. streamed: it is read from end to end in
+        every step.
 
         Raises OutOfDeviceMemoryError when the device refuses, naming the buffer and both sizes.
         """
@@ -352,6 +338,17 @@ class Device:
                 f"{self.entry.max_alloc_bytes:,} bytes in a single allocation; use a smaller --ctx-size, --dtype or "
                 "--kv-dtype"
             )
+        # Drivers of GPUs take memory when it is first used, so their refusal may come too late.
+        if self.allocated_bytes + nbytes > self.memory_bytes:
+            self.give_back_spares()
+        try:
+            return self._alloc(nbytes, name, streamed)
+        except OutOfDeviceMemoryError:
+            if not self.give_back_spares():
+                raise
+            return self._alloc(nbytes, name, streamed)
+
+    def _alloc(self, nbytes: int, name: str, streamed: bool) -> Buffer:
         with named_errors(f"allocating {nbytes:,} bytes for {name}"), self.lock:
             pages = self._huge_pages.take(max(nbytes, 4)) if streamed and self._huge_pages else None
             if pages is None:

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
 
@@ -54,6 +55,7 @@ class RecordingDevice(Device):
         self.cache = DeviceCache(entry)
         self.kernel_options = {}
         self.kept = {}
+        self.spares = WeakSet()
         self.lock = threading.RLock()
         self.allocated_bytes = 0
         self.launched: list[KernelSource] = []
