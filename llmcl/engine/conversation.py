@@ -37,14 +37,17 @@ class Conversation:
         """The pieces of the answer to `asked`, which become messages with it; before: the messages it was asked after.
         content: of the answer's text what the next turns are to know.
 
-        Interrupted before the first token, the turn never happened; nor did it if the conversation was reset.
+        An answer that ended counts, even without any text. Interrupted before the first text, the turn never happened;
+        nor did it if the conversation was reset.
         """
         said: list[str] = []
+        ended = False
         try:
             for piece in stream:
                 said.append(piece.text)
+                ended = piece.finish_reason is not None
                 yield piece
         finally:
             stream.close()
-            if any(said) and self.messages is before:
+            if (ended or any(said)) and self.messages is before:
                 self.messages = [*asked, {"role": "assistant", "content": content("".join(said))}]

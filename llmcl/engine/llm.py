@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import fields
@@ -15,6 +16,7 @@ from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts,
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
+from llmcl.engine.no_token import check_logits, check_scored
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.errors import (
     ContextLengthError,
@@ -367,8 +369,8 @@ class LLM:
     def logits(self, token_ids: Sequence[int], *, wait: bool = False) -> np.ndarray:
         """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation.
 
-        Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context.
-        wait: as in `stream`.
+        Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context,
+        DeviceError for logits that are no numbers. wait: as in `stream`.
         """
         if not _are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
@@ -376,7 +378,9 @@ class LLM:
 
         def work() -> np.ndarray:
             self.clear()
-            return self.model.logits(self.sequence, ids)
+            logits = self.model.logits(self.sequence, ids)
+            check_logits(self.model, self.sequence, logits)
+            return logits
 
         return self.leases.call(work, wait=wait)
 
@@ -396,7 +400,11 @@ class LLM:
             self.clear()
             if self._scoring is None:
                 self._scoring = Scoring(self.model)
-            return [None, *(self._scoring.score(self.sequence, ids[:-1], ids[1:], top)() if ids[1:] else ())]
+            scored = self._scoring.score(self.sequence, ids[:-1], ids[1:], top)() if ids[1:] else []
+            if not all(math.isfinite(token.logprob) for token in scored):
+                self.clear()
+                check_scored(self.model, self.sequence, ids[:-1])
+            return [None, *scored]
 
         return self.leases.call(work, wait=wait)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from llmcl.errors import DeviceError
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
@@ -15,14 +16,34 @@ MAX_SQUARE = 1.8e19  # beyond it a square overflows float32
 FLOAT16_MOST = 65504
 
 
-def why_no_token(model: Model, sequence: SequenceState, logits: np.ndarray | None = None) -> str:
+def check_logits(model: Model, sequence: SequenceState, logits: np.ndarray, first: int = 0) -> None:
+    """Raises DeviceError for the first row of logits [n, vocab] that gives no probabilities: it has a NaN or a positive
+    infinity, or nothing else than negative ones. first: which token of the sequence row 0 follows.
+    """
+    bad = np.flatnonzero(~np.isfinite(logits.max(axis=1)))
+    if bad.size:
+        what = f"no probabilities after token {first + bad[0]} of the text"
+        raise DeviceError(why_no_token(model, sequence, logits[bad[0]], what))
+
+
+def check_scored(model: Model, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+    """Computes the logits of an empty sequence's token_ids again, chunk by chunk. Raises as `check_logits`."""
+    first, vocab_size = 0, model.config.vocab_size
+    for buffer, n in model.logit_chunks(sequence, token_ids):
+        check_logits(model, sequence, model.device.read(buffer, np.float32, (n, vocab_size)), first)
+        first += n
+
+
+def why_no_token(
+    model: Model, sequence: SequenceState, logits: np.ndarray | None = None, what: str = "no token can be chosen"
+) -> str:
     """A message for the user: what the logits are, where that began, and what may help.
 
-    logits: [vocab]; None: those that the last step left.
+    logits: [vocab]; None: those that the last step left. what: the consequence, which begins the message.
     """
     if logits is None:
         logits = model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
-    return f"no token can be chosen: {_logits(logits)}; {_cause(model, sequence)}"
+    return f"{what}: {_logits(logits)}; {_cause(model, sequence)}"
 
 
 def _logits(logits: np.ndarray) -> str:

@@ -283,6 +283,16 @@ def test_a_chat_goes_on_after_an_interruption(smollm2: LLM) -> None:
     assert going_on == smollm2.generate(chat.messages[:3], max_tokens=8).token_ids
 
 
+def test_an_answer_that_a_stop_string_ends_at_once_is_a_turn(smollm2: LLM) -> None:
+    chat = smollm2.chat()
+    first = next(iter(smollm2.stream("Say hello.", max_tokens=1))).text
+    (piece,) = chat.send("Say hello.", max_tokens=8, stop=first)
+    assert (piece.text, piece.finish_reason) == ("", "stop")
+    assert chat.messages == [{"role": "user", "content": "Say hello."}, {"role": "assistant", "content": ""}]
+    going_on = [piece.token_id for piece in chat.send("And now?", max_tokens=4)]
+    assert going_on == smollm2.generate(chat.messages[:3], max_tokens=4).token_ids
+
+
 def test_two_conversations_share_the_model(smollm2: LLM) -> None:
     one, other = smollm2.chat(), smollm2.chat()
     for chat, text in ((one, "My name is Ada."), (other, QUESTION)):

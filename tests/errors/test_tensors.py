@@ -81,6 +81,27 @@ def test_logits_that_are_no_numbers_end_the_answer(copy: Path, fails: Failing) -
         assert "no token can be chosen: all 131 logits are NaN; " in message and "another --device" in message
 
 
+@pytest.mark.parametrize("tensor", [LAYER_TENSOR, "model.norm.weight"])
+def test_logits_that_are_no_numbers_are_an_error_for_all_who_ask(
+    tensor: str, copy: Path, default_device: Device
+) -> None:
+    change_tensors(copy, **{tensor.replace(".", "__"): lambda values: np.full_like(values, 3e38)})
+    with llmcl.load(str(copy), device=default_device.entry.index) as llm:
+        ids = [5, 6, 7, 8]
+        asks = [
+            lambda: llm.logits(ids),
+            lambda: llm.logprobs(ids),
+            lambda: llm.logprobs(ids, top=3),
+        ]
+        for ask in asks:
+            with pytest.raises(DeviceError, match=r"no probabilities after token 0 of the text: .*logits are"):
+                ask()
+        with pytest.raises(DeviceError, match="no token can be chosen"):
+            llm.generate(ids, max_tokens=1)
+        with pytest.raises(DeviceError, match="no token can be chosen"):
+            llm.generate([ids, ids], max_tokens=1)
+
+
 @pytest.mark.parametrize("paged", [(), ("--kv-page-size", "64")])
 @pytest.mark.parametrize(("name", "what"), [("k", "keys"), ("v", "values")])
 def test_a_cache_whose_numbers_are_too_small_is_named(
