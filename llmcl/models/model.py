@@ -46,6 +46,17 @@ class PrefillLaunches:
     every: BoundLaunches
     rest: list[Launch]
 
+    @property
+    def to_prepare(self) -> list[Launch]:
+        """The launches whose kernels `prepare` compiles."""
+        return [*self.every.to_prepare, *self.rest]
+
+    def prepare(self) -> None:
+        """Compiles the kernels and makes their objects."""
+        self.every.prepare()
+        for launch in self.rest:
+            launch.prepare()
+
 
 def prefill_sizes(device: Device, weights: ModelWeights, most: int) -> list[tuple[int, int]]:
     """For how many tokens launches of prefill are bound, `most` the last; and max_rows of their products."""
@@ -107,6 +118,7 @@ class Model:
             ]
             for i, blocks in enumerate(config.layers)
         ]
+        self._unprepared: set[int] = set()  # the sizes of prefill whose kernels may not be compiled yet
         self._prefill = [] if step_rows else list(self._bind_prefill(self.chunk))
         self._last_token = [] if step_rows else last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
@@ -235,30 +247,38 @@ class Model:
         return self.sampler.logprobs.read(sequence.n_sampled - 1, [0])
 
     def prepare(self, progress: Progress | None) -> None:
-        """Compiles all kernels and makes their objects, so that it is part of loading."""
-        steps, others = self._to_prepare()
-        rest = [launch for bound in self._prefill for launch in bound.rest]
-        prefill = [launch for step in steps[1:] for launch in (*step.separate, *step.launches)]
-        for launch in (*rest, *prefill):
-            launch.share_seldom_used()
-        with self.device.compile_progress(self.launches_to_prepare, progress):
-            for step in steps:
-                step.prepare()
-            for launch in others:
+        """Compiles the kernels and makes their objects, so that it is part of loading.
+
+        Where other processes can compile those of prompts of fewer than `chunk` tokens, they go on with them, and a
+        prompt waits for those of its size alone.
+        """
+        for bound in self._prefill:
+            for launch in (*bound.rest, *bound.every.separate, *bound.every.launches):
+                launch.share_seldom_used()
+        launches = self.launches_to_prepare
+        sizes = list(reversed(self._prefill[:-1]))
+        later = [launch for bound in sizes for launch in bound.to_prepare]
+        with self.device.compile_progress(launches, progress, later):
+            for of_step in (self._decode, *(bound.every for bound in self._prefill[-1:])):
+                of_step.prepare()
+            for launch in self._others_to_prepare():
                 launch.prepare()
+            for bound in sizes:
+                if self.device.is_compiling(bound.to_prepare):
+                    self._unprepared.add(bound.max_tokens)
+                else:
+                    bound.prepare()
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
 
     @property
     def launches_to_prepare(self) -> list[Launch]:
-        """The launches whose kernels `prepare` compiles."""
-        steps, others = self._to_prepare()
-        return [*(launch for step in steps for launch in step.to_prepare), *others]
+        """The launches whose kernels a model is not loaded without."""
+        chunk = [launch for bound in self._prefill[-1:] for launch in bound.to_prepare]
+        return [*self._decode.to_prepare, *chunk, *self._others_to_prepare()]
 
-    def _to_prepare(self) -> tuple[list[BoundLaunches], list[Launch]]:
-        """The steps of decode and of each size of prefill, and what they leave out."""
-        rest = [launch for bound in self._prefill for launch in bound.rest]
-        others = [*rest, *self._last_token, *self._head, *self.sampler.usual_launches]
-        return [self._decode, *(bound.every for bound in self._prefill)], others
+    def _others_to_prepare(self) -> list[Launch]:
+        last = self._prefill[0].rest if self._prefill else []
+        return [*last, *self._last_token, *self._head, *self.sampler.usual_launches]
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
@@ -327,11 +347,11 @@ class Model:
                 self.cache.snapshot(sequence)
             ids = token_ids[start:end]
             step = Step(sequence, ids, sequence.position)
+            launches = self._prefill_for(len(ids), progress).every.launches
             self._begin(step)
             passed = max((border - start for border in borders if start < border < end), default=0)
             kept = [*sequence.token_ids, *ids[:passed]]
             slot = self.cache.begin_snapshot(self.step, kept, passed)
-            launches = self._prefill_for(len(ids)).every.launches
             if progress is None:
                 self.run(launches, len(ids))
             else:
@@ -351,8 +371,13 @@ class Model:
             bound = BoundLaunches(self.device, listed, persistent=few_launches, for_few_rows=True)
             yield PrefillLaunches(rows, ops, bound, rest)
 
-    def _prefill_for(self, n_tokens: int) -> PrefillLaunches:
-        return next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
+    def _prefill_for(self, n_tokens: int, progress: Progress | None = None) -> PrefillLaunches:
+        bound = next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
+        if bound.max_tokens in self._unprepared:
+            with self.device.compile_progress(bound.to_prepare, progress):
+                bound.prepare()
+            self._unprepared.remove(bound.max_tokens)
+        return bound
 
     def _run_in_parts(self, launches: Sequence[Launch], n_tokens: int) -> Iterator[float]:
         """Yields the share that is done as the device gets on; a GPU has the next part while the host waits for one."""

@@ -2,24 +2,30 @@
 
 Drivers compile one program at a time in a process: threads gain little with NVIDIA's and nothing with Intel's.
 The children share one pipe as their standard input. Each job is four bytes there, and whoever is free reads the next
-one, the parent included. A child notes what it begins and ends in a file.
+one, the parent included. A child notes what it begins and ends in a file. Behind the jobs that the parent waits for
+there may be others, in a second pipe that the children alone read, at a low priority. What is left of them when the
+parent ends is left out: the children end with it.
 """
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import subprocess
-from collections.abc import Sequence
-from contextlib import ExitStack
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any, NoReturn
+from weakref import WeakSet
 
 from llmcl.errors import UsageError, shown
 from llmcl.runtime import child_process
 from llmcl.runtime.cores import usable_cores
 from llmcl.runtime.host_memory import host_available_bytes
-from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.platforms import DeviceEntry, find_devices
 
 JOBS = "LLMCL_COMPILE_JOBS"  # the most processes that compile at once, this one included
 MAX_PROCESSES = 16
@@ -27,24 +33,28 @@ HOST_BYTES = 1 << 30  # a child's interpreter, driver and compiler, at most
 DEVICE_BYTES = 4 << 30  # device memory for which there may be one child, whose context takes up to half a GiB
 FEW_PROGRAMS = 2  # are compiled here before a child has started
 POLL_S = 0.01
+HAS_LATER = os.name == "posix"  # whether a child can be given a second pipe
 
 _JOB_BYTES = 4
-BEGIN, DONE, FAILED = "begin", "done", "failed"
+_BEGIN, _DONE, _FAILED = "begin", "done", "failed"
 
 Key = tuple[str, str, str]
 """File, build constants and prelude of a program: see `KernelSource.program`."""
 
 
-def n_children(entry: DeviceEntry, n_programs: int) -> int:
-    """How many children compile beside this process. Raises UsageError for a variable that is no number."""
+def n_children(entry: DeviceEntry, n_programs: int, n_later: int = 0) -> int:
+    """How many children compile beside this process. Raises UsageError for a variable that is no number.
+
+    n_later: programs that this process does not wait for.
+    """
     text = os.environ.get(JOBS, "")
     if text and not (text.isascii() and text.isdigit() and int(text) > 0):
         raise UsageError(f"{JOBS} is {shown(text)}; expected a whole number, 1 or more")
-    if n_programs <= FEW_PROGRAMS:
+    if n_programs <= FEW_PROGRAMS and not n_later:
         return 0
     most = int(text) if text else min(MAX_PROCESSES, usable_cores())
     free = host_available_bytes()
-    limits = [most - 1, n_programs - 1]
+    limits = [most - 1, max(n_programs - 1, 0) + n_later]
     if free is not None:
         limits.append(free // HOST_BYTES)
     if not entry.unified_memory:
@@ -53,36 +63,40 @@ def n_children(entry: DeviceEntry, n_programs: int) -> int:
 
 
 class Compilers:
-    """The children, from `with` to its end, which ends them. Jobs are numbers of `keys`.
+    """The children, until `close` ends them. Jobs are numbers of `keys`: programs wanted now, and then `later`.
 
-    Raises OSError where none can be started. low_priority: they leave the cores to others.
+    Raises OSError where none can be started.
     """
 
-    def __init__(self, entry: DeviceEntry, keys: Sequence[Key], n: int, *, low_priority: bool = False):
+    def __init__(self, entry: DeviceEntry, now: Sequence[Key], n: int, later: Sequence[Key] = ()):
+        self.keys = (*now, *later)
         self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
-        self._closing = ExitStack()
-        self._place = self._closing.enter_context(child_process.empty_folder())
-        self._queue, end = os.pipe()
+        self._folder = tempfile.TemporaryDirectory(prefix="llmcl-compile-", ignore_cleanup_errors=True)
+        self._queues: list[int] = []
         try:
-            with open(end, "wb") as queue:
-                queue.write(b"".join(job.to_bytes(_JOB_BYTES, "little") for job in range(len(keys))))
-            folder = Path(self._place["cwd"])
-            (folder / "programs").write_text(json.dumps(keys), encoding="utf-8")
-            arguments = [str(entry.index), entry.label, str(folder / "programs"), str(int(low_priority))]
+            self._queues.append(_queue(0, len(now)))
+            self._queues.append(_queue(len(now), len(self.keys)))
+            folder = Path(self._folder.name)
+            (folder / "programs").write_text(json.dumps(self.keys), encoding="utf-8")
+            arguments = [str(entry.index), entry.label, str(folder / "programs")]
             for i in range(n):
                 self._start(folder / f"log{i}", arguments)
         except BaseException:
             self.close()
             raise
+        _running.add(self)
 
     def _start(self, log: Path, arguments: Sequence[str]) -> None:
+        now, later = self._queues
+        second: dict[str, Any] = {"pass_fds": [later]} if HAS_LATER else {}
         with open(log, "wb") as output:
             child = subprocess.Popen(
-                child_process.command("llmcl.runtime.compile_child", *arguments),
-                stdin=self._queue,
+                [child_process.interpreter(), "-m", __name__, *arguments, *([str(later)] if HAS_LATER else [])],
+                env={**child_process.environment(), "TMPDIR": self._folder.name},
+                stdin=now,
                 stdout=output,
                 stderr=subprocess.DEVNULL,
-                **self._place,
+                **second,
             )
         self._children.append((child, log))
 
@@ -93,21 +107,29 @@ class Compilers:
         self.close()
 
     def take(self) -> int | None:
-        """The next job, which is then the caller's. None: all are taken."""
-        return read_job(self._queue)
+        """The next job that is wanted now, which is then the caller's. None: all are taken."""
+        return _read_job(self._queues[0])
 
     def done(self) -> set[int]:
         """The jobs whose programs are on disk."""
-        return {job for _, log in self._children for word, job in _entries(log) if word == DONE}
+        return self._jobs(_DONE)
 
-    def is_busy(self) -> bool:
-        """Whether a child is compiling a job."""
+    def ended(self) -> set[int]:
+        """The jobs that children did or failed at."""
+        return self._jobs(_DONE, _FAILED)
+
+    def _jobs(self, *words: str) -> set[int]:
+        return {job for _, log in self._children for word, job in _entries(log) if word in words}
+
+    def under_way(self) -> set[int]:
+        """The jobs that children are compiling."""
+        jobs = set()
         for child, log in self._children:
             running = child.poll() is None  # before the look at what it wrote
             entries = _entries(log)
-            if running and entries and entries[-1][0] == BEGIN:
-                return True
-        return False
+            if running and entries and entries[-1][0] == _BEGIN:
+                jobs.add(entries[-1][1])
+        return jobs
 
     @property
     def is_running(self) -> bool:
@@ -116,18 +138,36 @@ class Compilers:
 
     def close(self) -> None:
         """Ends the children at once. What they were compiling is not kept."""
+        _running.discard(self)
         for child, _ in self._children:
             child.kill()
         for child, _ in self._children:
             child.wait()
         self._children.clear()
-        if self._queue >= 0:
-            os.close(self._queue)
-            self._queue = -1
-        self._closing.close()
+        for queue in self._queues:
+            os.close(queue)
+        self._queues.clear()
+        self._folder.cleanup()
 
 
-def read_job(queue: int) -> int | None:
+_running: WeakSet[Compilers] = WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in list(_running):
+        each.close()
+
+
+def _queue(first: int, end: int) -> int:
+    """A pipe with these jobs, to be read by several."""
+    queue, write = os.pipe()
+    with open(write, "wb") as file:
+        file.write(b"".join(job.to_bytes(_JOB_BYTES, "little") for job in range(first, end)))
+    return queue
+
+
+def _read_job(queue: int) -> int | None:
     taken = os.read(queue, _JOB_BYTES)
     return int.from_bytes(taken, "little") if len(taken) == _JOB_BYTES else None
 
@@ -135,3 +175,52 @@ def read_job(queue: int) -> int | None:
 def _entries(log: Path) -> list[tuple[str, int]]:
     lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last one is not complete yet
     return [(word, int(job)) for word, _, job in (line.partition(" ") for line in lines)]
+
+
+def _work(index: str, label: str, programs: str, later: str = "") -> None:
+    """The child: opens the device and compiles a job after the other until there is none, or the parent is gone."""
+    parent = os.getppid()
+    log = os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what drivers print
+    entry = next(entry for entry in find_devices() if entry.index == int(index) and entry.label == label)
+    compile_key = _compiler(entry)
+    keys = json.loads(Path(programs).read_text(encoding="utf-8"))
+    for queue in (0, *map(int, filter(None, [later]))):
+        if queue and hasattr(os, "nice"):
+            os.nice(10)
+        while os.getppid() == parent and (job := _read_job(queue)) is not None:
+            os.write(log, f"{_BEGIN} {job}\n".encode())
+            word = _DONE if compile_key(tuple(keys[job])) else _FAILED
+            os.write(log, f"{word} {job}\n".encode())
+
+
+def _compiler(entry: DeviceEntry) -> Callable[[Key], bool]:
+    import pyopencl as cl
+
+    from llmcl.errors import KernelBuildError
+    from llmcl.runtime.program import ProgramCache
+
+    programs = ProgramCache(cl.Context([entry.device]), entry.device)
+
+    def compile_key(key: Key) -> bool:
+        try:
+            return programs.store(key)
+        except KernelBuildError:  # the parent meets it, too, and says so
+            return False
+
+    return compile_key
+
+
+def _main() -> NoReturn:
+    import signal
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C, which may end an answer alone: see the parent
+    try:
+        _work(*sys.argv[1:])
+    except Exception:  # the parent compiles what is missing
+        os._exit(1)
+    os._exit(0)  # at once: drivers take their time to end
+
+
+if __name__ == "__main__":
+    _main()

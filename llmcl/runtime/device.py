@@ -290,19 +290,22 @@ class Device:
         return self._programs.compiled
 
     @contextmanager
-    def compile_progress(self, launches: Iterable[Launch], progress: Progress | None) -> Iterator[None]:
+    def compile_progress(
+        self, launches: Iterable[Launch], progress: Progress | None, later: Iterable[Launch] = ()
+    ) -> Iterator[None]:
         """Compiles what these launches lack side by side, where that is faster. The rest is compiled while it is open.
 
-        progress(COMPILING, done, total) is called for each program.
+        progress(COMPILING, done, total) is called for each program. later: what these lack is compiled afterwards by
+        other processes, if any were started (`compiles_later`).
         """
         programs, before = self._programs, self._programs.compiled
-        keys = programs.missing(launch.source for launch in launches if isinstance(launch.source, KernelSource))
+        keys = programs.missing(_sources(launches))
 
         def report(done: int) -> None:
             if progress is not None and keys:
                 progress(COMPILING, min(done, len(keys)), len(keys))
 
-        programs.compile_side_by_side(self.entry, keys, report)
+        programs.compile_side_by_side(self.entry, keys, report, programs.missing(_sources(later), longest_first=False))
         programs.on_compile = lambda: report(programs.compiled - before)
         try:
             yield
@@ -310,6 +313,10 @@ class Device:
             programs.on_compile = None
         if programs.compiled > before:
             report(len(keys))
+
+    def is_compiling(self, launches: Iterable[Launch]) -> bool:
+        """Whether other processes are compiling programs that these launches lack."""
+        return self._programs.compiles_later and bool(self._programs.missing(_sources(launches)))
 
     # ---- memory -------------------------------------------------------------------------------------
 
@@ -499,5 +506,10 @@ class Device:
             event.wait()
 
     def close(self) -> None:
-        """Waits for the queue. Nobody needs the errors of a device that is gone."""
+        """Waits for the queue. Nobody needs the errors of a device that is gone. Ends what compiles beside."""
+        self._programs.close()
         finish_quietly(self.queue)
+
+
+def _sources(launches: Iterable[Launch]) -> Iterator[KernelSource]:
+    return (launch.source for launch in launches if isinstance(launch.source, KernelSource))

@@ -19,7 +19,7 @@ import pyopencl as cl
 
 from llmcl.errors import KernelBuildError
 from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, make_folder, read_cached, write_cached
-from llmcl.runtime.compilers import POLL_S, Compilers, Key, n_children
+from llmcl.runtime.compilers import HAS_LATER, POLL_S, Compilers, Key, n_children
 from llmcl.runtime.driver_calls import DriverCall
 from llmcl.runtime.kernel_objects import new_kernel
 from llmcl.runtime.platforms import POCL, DeviceEntry
@@ -105,6 +105,8 @@ class ProgramCache:
         self._is_cpu = bool(device.type & cl.device_type.CPU)
         self._programs: dict[Key, cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
+        self._background: Compilers | None = None
+        self._counted = 0  # programs of its children that `compiled` contains
         self.compile_s = 0.0
         self.compiled = 0
         self.on_compile: Callable[[], None] | None = None  # called before a program is compiled
@@ -127,11 +129,12 @@ class ProgramCache:
             self._shared[named] = new_kernel(program, source.name)
         return self._shared[named]
 
-    def missing(self, sources: Iterable[KernelSource]) -> list[Key]:
-        """The programs that these need and that are neither in memory nor on disk, those that take longest first."""
-        keys = list(dict.fromkeys(key for source in sources if (key := source.program()) not in self._programs))
+    def missing(self, sources: Iterable[KernelSource], *, longest_first: bool = True) -> list[Key]:
+        """The programs that these need and that are neither in memory nor on disk."""
+        keys = [key for key in dict.fromkeys(source.program() for source in sources) if key not in self._programs]
         found = {key: self._found(*key) for key in keys}
-        keys.sort(key=lambda key: len(found[key][0]), reverse=True)
+        if longest_first:  # as far as the text says
+            keys.sort(key=lambda key: len(found[key][0]), reverse=True)
         try:
             if keys and is_trusted(found[keys[0]][2].parent):
                 return [key for key in keys if not found[key][2].exists()]
@@ -139,32 +142,83 @@ class ProgramCache:
             pass
         return keys
 
-    def compile_side_by_side(self, entry: DeviceEntry, keys: Sequence[Key], report: Callable[[int], None]) -> None:
+    def compile_side_by_side(
+        self, entry: DeviceEntry, keys: Sequence[Key], report: Callable[[int], None], later: Sequence[Key] = ()
+    ) -> None:
         """Compiles programs in child processes and here, where that is faster than one after another.
 
         report: called with the number of those that are done. What does not compile is left for `kernel` to report.
+        later: programs that the children go on with afterwards, see `compiles_later`.
         """
-        if not (self._keeps_binaries and _can_keep()) or not (n := n_children(entry, len(keys))):
+        later = [key for key in later if key not in keys] if HAS_LATER else []
+        if (background := self._background) is not None:
+            keys = self._wait_for_begun(background, keys, report)
+            if not keys and set(later) <= set(background.keys):
+                return
+            later = list(dict.fromkeys((*later, *self._end_background())))
+        if not (keys or later) or not (self._keeps_binaries and _can_keep()):
+            return
+        if not (n := n_children(entry, len(keys), len(later))):
             return
         start, before = time.perf_counter(), (self.compiled, self.compile_s)
         here = 0
         try:
-            with Compilers(entry, keys, n) as compilers:
-                while (job := compilers.take()) is not None:
-                    report(here + len(compilers.done()))
-                    with suppress(KernelBuildError), DriverCall():
-                        self._programs[keys[job]] = self._compile(keys[job])
-                        here += 1
-                while compilers.is_busy():
-                    report(here + len(compilers.done()))
-                    time.sleep(POLL_S)
-                done = len(compilers.done())
+            compilers = Compilers(entry, keys, n, later)
         except OSError as error:
             _log.info("no process was started that compiles kernels: %s", error)
             return
-        seconds = time.perf_counter() - start
-        _log.info("compiled %d programs in %d processes in %.1f s", here + done, 1 + n, seconds)
-        self.compiled, self.compile_s = before[0] + here + done, before[1] + seconds
+        try:
+            while (job := compilers.take()) is not None:
+                report(here + len(compilers.done()))
+                with suppress(KernelBuildError), DriverCall():
+                    self._programs[keys[job]] = self._compile(keys[job])
+                    here += 1
+            while any(job < len(keys) for job in compilers.under_way()):
+                report(here + len(compilers.done()))
+                time.sleep(POLL_S)
+            done = sum(job < len(keys) for job in compilers.done())
+        except BaseException:
+            compilers.close()
+            raise
+        if later:
+            self._background = compilers
+        else:
+            compilers.close()
+        if keys:
+            seconds = time.perf_counter() - start
+            _log.info("compiled %d programs in %d processes in %.1f s", here + done, 1 + n, seconds)
+            self.compiled, self.compile_s = before[0] + here + done, before[1] + seconds
+        self._counted = done
+
+    def _wait_for_begun(
+        self, background: Compilers, keys: Sequence[Key], report: Callable[[int], None]
+    ) -> Sequence[Key]:
+        """Waits while children compile some of these. Returns those that they have not begun, or failed at."""
+        wanted = {job for job, key in enumerate(background.keys) if key in keys}
+        while wanted & background.under_way():
+            report(len(wanted & background.done()))
+            time.sleep(POLL_S)
+        done = {background.keys[job] for job in background.done()}
+        return [key for key in keys if key not in done]
+
+    def _end_background(self) -> list[Key]:
+        """Ends the children. Returns the programs that they leave."""
+        compilers, self._background = self._background, None
+        if compilers is None:
+            return []
+        with compilers:
+            self.compiled += len(compilers.done()) - self._counted
+            ended = compilers.ended()
+            return [key for job, key in enumerate(compilers.keys) if job not in ended and key not in self._programs]
+
+    @property
+    def compiles_later(self) -> bool:
+        """Whether children are compiling what nobody waits for. They end with this process, and with `close`."""
+        return self._background is not None and self._background.is_running
+
+    def close(self) -> None:
+        """Ends the children."""
+        self._end_background()
 
     def store(self, key: Key) -> bool:
         """Compiles a program into the cache on disk, for another process. False where it cannot be kept there."""

@@ -92,8 +92,13 @@ class RecordingDevice(Device):
 
     finish = close = flush
 
-    def compile_progress(self, launches: Iterable[Launch], progress: Progress | None) -> AbstractContextManager[None]:
+    def compile_progress(
+        self, launches: Iterable[Launch], progress: Progress | None, later: Iterable[Launch] = ()
+    ) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def is_compiling(self, launches: Iterable[Launch]) -> bool:
+        return False
 
     def take(self) -> list[KernelSource]:
         """What was bound since the last call."""

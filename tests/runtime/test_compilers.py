@@ -61,8 +61,7 @@ def test_children_make_the_very_programs(
     programs: ProgramCache, default_device: Device, empty_cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Compilers, "take", lambda _: None)  # all is left to the children
-    for_children = Compilers.is_busy
-    monkeypatch.setattr(Compilers, "is_busy", lambda self: for_children(self) or len(self.done()) < len(SOURCES))
+    monkeypatch.setattr(Compilers, "under_way", lambda self: {*range(len(SOURCES))} - self.done())
     compile_all(programs, default_device)
     assert (programs.compiled, len(programs)) == (len(SOURCES), 0)
     for each in SOURCES:
@@ -80,6 +79,33 @@ def test_nothing_is_left_to_compile(programs: ProgramCache, default_device: Devi
     reported = compile_all(programs, default_device)
     assert programs.compiled == len(SOURCES) and programs.missing(SOURCES) == [] and reported[0] == 0
     assert programs.compile_s > 0
+
+
+def test_what_is_wanted_later_is_compiled_while_the_parent_goes_on(
+    programs: ProgramCache, default_device: Device, empty_cache: Path
+) -> None:
+    keys, later = programs.missing(SOURCES[:3]), programs.missing(SOURCES[3:])
+    programs.compile_side_by_side(default_device.entry, keys, lambda _: None, later)
+    assert programs.missing(SOURCES[:3]) == []
+    until = time.monotonic() + 60
+    while programs.compiles_later:
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    assert compile_all(programs, default_device) == []
+    programs.close()
+    assert (programs.compiled, len(files(empty_cache)), programs.compiles_later) == (len(SOURCES), len(SOURCES), False)
+
+
+def test_what_is_wanted_at_last_comes_before_the_rest(programs: ProgramCache, default_device: Device) -> None:
+    many = [source(rounds) for rounds in range(1000, 1060)]
+    programs.compile_side_by_side(default_device.entry, programs.missing(SOURCES[:3]), lambda _: None, [])
+    programs.compile_side_by_side(default_device.entry, [], lambda _: None, programs.missing(many))
+    compile_all(programs, default_device, many[-2:])
+    assert programs.compiles_later
+    for each in many[-2:]:
+        programs.kernel(each)
+    assert not programs.missing(many[-2:])
+    programs.close()
 
 
 def test_few_programs_are_compiled_here(programs: ProgramCache, default_device: Device) -> None:
