@@ -14,8 +14,8 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
@@ -70,13 +70,14 @@ class Compilers:
 
     def __init__(self, entry: DeviceEntry, now: Sequence[Key], n: int, later: Sequence[Key] = ()):
         self.keys = (*now, *later)
-        self._children: list[tuple[subprocess.Popen[bytes], Path]] = []
-        self._folder = tempfile.TemporaryDirectory(prefix="llmcl-compile-", ignore_cleanup_errors=True)
+        self._children: list[tuple[subprocess.Popen[Any], Path]] = []
+        self._stack = ExitStack()
         self._queues: list[int] = []
         try:
             self._queues.append(_queue(0, len(now)))
             self._queues.append(_queue(len(now), len(self.keys)))
-            folder = Path(self._folder.name)
+            self._place = self._stack.enter_context(child_process.empty_folder())
+            folder = Path(self._place["cwd"])
             (folder / "programs").write_text(json.dumps(self.keys), encoding="utf-8")
             arguments = [str(entry.index), entry.label, str(folder / "programs")]
             for i in range(n):
@@ -88,16 +89,10 @@ class Compilers:
 
     def _start(self, log: Path, arguments: Sequence[str]) -> None:
         now, later = self._queues
-        second: dict[str, Any] = {"pass_fds": [later]} if HAS_LATER else {}
+        how: dict[str, Any] = {**self._place, **({"pass_fds": [later]} if HAS_LATER else {})}
+        command = child_process.command(__name__, *arguments, *([str(later)] if HAS_LATER else []))
         with open(log, "wb") as output:
-            child = subprocess.Popen(
-                [child_process.interpreter(), "-m", __name__, *arguments, *([str(later)] if HAS_LATER else [])],
-                env={**child_process.environment(), "TMPDIR": self._folder.name},
-                stdin=now,
-                stdout=output,
-                stderr=subprocess.DEVNULL,
-                **second,
-            )
+            child = subprocess.Popen(command, stdin=now, stdout=output, stderr=subprocess.DEVNULL, **how)
         self._children.append((child, log))
 
     def __enter__(self) -> Compilers:
@@ -147,7 +142,7 @@ class Compilers:
         for queue in self._queues:
             os.close(queue)
         self._queues.clear()
-        self._folder.cleanup()
+        self._stack.close()
 
 
 _running: WeakSet[Compilers] = WeakSet()
