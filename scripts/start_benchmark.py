@@ -104,7 +104,7 @@ def _start(
             for name in ("eight", "again"):
                 llm.generate(prompts[:-1], max_tokens=16, ignore_eos=True)
                 now = note(name, now)
-        sender.send({**took, "programs": llm.device.n_compiled, "compiling": round(llm.device.compile_s, 3)})
+        sender.send({**took, "programs": llm.device.programs.compiled, "compiling": round(llm.device.compile_s, 3)})
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ _COMMANDS = {
     "generate": "Stream a model's answer, or answer a file of requests.",
     "chat": "Talk with a model; /help lists what can be typed.",
     "serve": "Serve a model to OpenAI's and Anthropic's clients.",
+    "warm": "Compile a model's kernels, so that later starts need not.",
     "perplexity": "Measure how well a model predicts a text.",
     "convert": "Write a model as GGUF or safetensors, quantised or not.",
     "models": "List the model families that run, formats and limits.",

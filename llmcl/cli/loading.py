@@ -84,7 +84,14 @@ def reading_bar(quiet: bool) -> Iterator[Progress | None]:
         yield progress
 
 
-def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool, progress: Progress | None = None) -> LLM:
+def load_to_answer(
+    model: str,
+    loading: LoadingToAnswer,
+    *,
+    quiet: bool,
+    progress: Progress | None = None,
+    compile_kernels: bool = True,
+) -> LLM:
     """As `load_model`, for a command that answers prompts."""
     from llmcl.tokenizer import chat_template
 
@@ -98,6 +105,7 @@ def load_to_answer(model: str, loading: LoadingToAnswer, *, quiet: bool, progres
         chat_template_file=loading.chat_template_file,
         prompt_lookup=loading.prompt_lookup,
         draft_model=loading.draft_model,
+        compile_kernels=compile_kernels,
         quiet=quiet,
         progress=progress,
     )
@@ -115,13 +123,14 @@ def load_model(
     chat_template_file: str | None = None,
     prompt_lookup: bool = False,
     draft_model: str | None = None,
+    compile_kernels: bool = True,
     quiet: bool,
     progress: Progress | None = None,
 ) -> LLM:
     """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
 
-    device: in place of the one that `loading` names. progress: called in place of drawing a bar. Says on standard error
-    what was loaded and where it runs.
+    device: in place of the one that `loading` names. compile_kernels: see `llmcl.load`. progress: called in place of
+    drawing a bar. Says on standard error what was loaded and where it runs.
     """
     import llmcl
 
@@ -144,6 +153,7 @@ def load_model(
     if random is not None:
         load: Any = partial(llmcl.load_random, random)
     else:
+        settings |= {"compile_kernels": compile_kernels}
         load = partial(llmcl.load, str(model), offline=loading.offline, quantize=loading.quantize)
     with progress_bar(quiet or progress is not None) as bar:
         llm: LLM = load(progress=progress or bar, **settings)

@@ -212,7 +212,8 @@ def _load(
 ) -> Served:
     from llmcl.serve.served import Served
 
-    llm = load_to_answer(model, loading, quiet=quiet, progress=progress)
+    # The engine compiles its kernels at once, and the model's own are not used.
+    llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
     assert llm.tokenizer is not None  # a model that was loaded has one

@@ -99,6 +99,7 @@ def load(
     chat_template: str | None = None,
     prompt_lookup: bool = False,
     draft_model: str | None = None,
+    compile_kernels: bool = True,
 ) -> LLM:
     """Loads a model onto a device.
 
@@ -122,6 +123,7 @@ def load(
     offline: takes models of the hub from the cache only.
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
     chat_template: Jinja source, in place of the model's own or for a model that has none.
+    compile_kernels: False leaves it to the first use of each kernel, for a model that will serve an `engine` alone.
     prompt_lookup, draft_model: speculative decoding (docs/guide/python.md). Drafts are what followed the same tokens
     earlier in the text, or come of a smaller model with the same vocabulary, named as `model` is.
 
@@ -130,7 +132,7 @@ def load(
     """
     start = time.perf_counter()
     model = checked_name(model)
-    check_flags(offline=offline, prompt_lookup=prompt_lookup)
+    check_flags(offline=offline, prompt_lookup=prompt_lookup, compile_kernels=compile_kernels)
     check_function("progress", progress)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     if prompt_lookup and draft_model is not None:
@@ -173,6 +175,7 @@ def load(
             score_mod,
             mask_mod,
             progress,
+            compile_kernels=compile_kernels,
         )
         llm.tokenizer = tokenizer.result()
     if prompt_lookup:
@@ -317,6 +320,8 @@ def _assemble(
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     progress: Progress | None = None,
+    *,
+    compile_kernels: bool = True,
 ) -> LLM:
     dtype, max_context = types.name(config), request.context(config)
     kv_dtype = request.dtype(dtype)
@@ -338,5 +343,5 @@ def _assemble(
         paging = request.page_tokens, request.pages
         cache = PagedKVCache(device, config, max_context, kv_dtype, *paging, exact_queries=exact)
     weights = make_weights(device)
-    model = Model(device, config, weights, cache, mods=mods.bind(device), progress=progress)
+    model = Model(device, config, weights, cache, mods=mods.bind(device), prepared=compile_kernels, progress=progress)
     return LLM(name, model, dtype, kv_dtype)

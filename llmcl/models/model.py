@@ -128,6 +128,7 @@ class Model:
         then = self.sampler.largest_launches
         listed = ListedStep([*layers, *self._head], self.step, cache.max_context, then=then)
         self._decode = BoundLaunches(device, listed, persistent=persistent)
+        self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
         if prepared:
             self.prepare(progress)
         self._all_logits: tuple[Buffer, list[Launch]] | None = None
@@ -268,6 +269,7 @@ class Model:
                     self._unprepared.add(bound.max_tokens)
                 else:
                     bound.prepare()
+        # A persistent kernel that does not compile has left its place to others.
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
 
     @property
@@ -374,10 +376,22 @@ class Model:
     def _prefill_for(self, n_tokens: int, progress: Progress | None = None) -> PrefillLaunches:
         bound = next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
         if bound.max_tokens in self._unprepared:
-            with self.device.compile_progress(bound.to_prepare, progress):
-                bound.prepare()
-            self._unprepared.remove(bound.max_tokens)
+            self._prepare_sizes([bound], progress)
         return bound
+
+    def prepare_all(self, progress: Progress | None) -> None:
+        """Compiles what `prepare` left to other processes, and the kernels of seldom used sampling parameters."""
+        self._prepare_sizes([bound for bound in self._prefill if bound.max_tokens in self._unprepared], progress)
+        with self.device.compile_progress(self.sampler.every_launch, progress):
+            for launch in self.sampler.every_launch:
+                launch.prepare()
+
+    def _prepare_sizes(self, sizes: Sequence[PrefillLaunches], progress: Progress | None) -> None:
+        launches = [launch for bound in sizes for launch in bound.to_prepare]
+        with self.device.compile_progress(launches, progress):
+            for bound in sizes:
+                bound.prepare()
+                self._unprepared.remove(bound.max_tokens)
 
     def _run_in_parts(self, launches: Sequence[Launch], n_tokens: int) -> Iterator[float]:
         """Yields the share that is done as the device gets on; a GPU has the next part while the host waits for one."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any
@@ -14,7 +14,7 @@ from weakref import WeakSet
 import numpy as np
 
 from llmcl.errors import OutOfDeviceMemoryError
-from llmcl.progress import COMPILING, Progress
+from llmcl.progress import Progress
 from llmcl.runtime.icd import prepare_icd_loader
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.selection import select_device
@@ -220,7 +220,7 @@ class Device:
             # A GPU hands tokens over beside the next step's kernels; a CPU copies with the threads that compute.
             self._reads = self.queue if entry.kind == "cpu" else cl.CommandQueue(self.context, entry.device)
         open_devices.add(self)
-        self._programs = ProgramCache(self.context, entry.device)
+        self.programs = ProgramCache(self.context, entry.device)
         self.cache = DeviceCache(entry)
         self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
         self.traffic = Traffic()
@@ -282,41 +282,17 @@ class Device:
     @property
     def compile_s(self) -> float:
         """Seconds spent compiling kernels, apart from those that the cache on disk had."""
-        return self._programs.compile_s
+        return self.programs.compile_s
 
-    @property
-    def n_compiled(self) -> int:
-        """How many programs were compiled, apart from those that the cache on disk had."""
-        return self._programs.compiled
-
-    @contextmanager
     def compile_progress(
         self, launches: Iterable[Launch], progress: Progress | None, later: Iterable[Launch] = ()
-    ) -> Iterator[None]:
-        """Compiles what these launches lack side by side, where that is faster. The rest is compiled while it is open.
-
-        progress(COMPILING, done, total) is called for each program. later: what these lack is compiled afterwards by
-        other processes, if any were started (`compiles_later`).
-        """
-        programs, before = self._programs, self._programs.compiled
-        keys = programs.missing(_sources(launches))
-
-        def report(done: int) -> None:
-            if progress is not None and keys:
-                progress(COMPILING, min(done, len(keys)), len(keys))
-
-        programs.compile_side_by_side(self.entry, keys, report, programs.missing(_sources(later), longest_first=False))
-        programs.on_compile = lambda: report(programs.compiled - before)
-        try:
-            yield
-        finally:
-            programs.on_compile = None
-        if programs.compiled > before:
-            report(len(keys))
+    ) -> AbstractContextManager[None]:
+        """See `ProgramCache.compiling`: what these launches need, and what others need later."""
+        return self.programs.compiling(self.entry, _sources(launches), progress, _sources(later))
 
     def is_compiling(self, launches: Iterable[Launch]) -> bool:
         """Whether other processes are compiling programs that these launches lack."""
-        return self._programs.compiles_later and bool(self._programs.missing(_sources(launches)))
+        return self.programs.compiles_later and bool(self.programs.missing(_sources(launches)))
 
     # ---- memory -------------------------------------------------------------------------------------
 
@@ -477,7 +453,7 @@ class Device:
     def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:
         """The compiled kernel: an object of its own, whose arguments nobody else sets, or the shared one."""
         with DriverCall():
-            return self._programs.kernel(source, shared=shared)
+            return self.programs.kernel(source, shared=shared)
 
     def flush(self) -> None:
         """Hands everything enqueued to the device without waiting for it."""
@@ -507,7 +483,7 @@ class Device:
 
     def close(self) -> None:
         """Waits for the queue. Nobody needs the errors of a device that is gone. Ends what compiles beside."""
-        self._programs.close()
+        self.programs.close()
         finish_quietly(self.queue)
 
 

@@ -8,8 +8,8 @@ import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -18,6 +18,7 @@ from pathlib import Path
 import pyopencl as cl
 
 from llmcl.errors import KernelBuildError
+from llmcl.progress import COMPILING, Progress
 from llmcl.runtime.cache_files import UnusableError, cache_dir, is_trusted, make_folder, read_cached, write_cached
 from llmcl.runtime.compilers import HAS_LATER, POLL_S, Compilers, Key, n_children
 from llmcl.runtime.driver_calls import DriverCall
@@ -101,7 +102,7 @@ class ProgramCache:
                 processor() if device.type & cl.device_type.CPU else "",
             )
         )
-        self._keeps_binaries = device.platform.name != POCL
+        self.keeps_binaries = device.platform.name != POCL  # in the cache folder
         self._is_cpu = bool(device.type & cl.device_type.CPU)
         self._programs: dict[Key, cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
@@ -142,6 +143,34 @@ class ProgramCache:
             pass
         return keys
 
+    @contextmanager
+    def compiling(
+        self,
+        entry: DeviceEntry,
+        sources: Iterable[KernelSource],
+        progress: Progress | None,
+        later: Iterable[KernelSource] = (),
+    ) -> Iterator[None]:
+        """Compiles what these lack side by side, where that is faster. The rest is compiled while it is open.
+
+        progress(COMPILING, done, total) is called for each program. later: what these lack is compiled afterwards by
+        other processes, if any were started (`compiles_later`).
+        """
+        before, keys = self.compiled, self.missing(sources)
+
+        def report(done: int) -> None:
+            if progress is not None and keys:
+                progress(COMPILING, min(done, len(keys)), len(keys))
+
+        self.compile_side_by_side(entry, keys, report, self.missing(later, longest_first=False))
+        self.on_compile = lambda: report(self.compiled - before)
+        try:
+            yield
+        finally:
+            self.on_compile = None
+        if self.compiled > before:
+            report(len(keys))
+
     def compile_side_by_side(
         self, entry: DeviceEntry, keys: Sequence[Key], report: Callable[[int], None], later: Sequence[Key] = ()
     ) -> None:
@@ -156,7 +185,7 @@ class ProgramCache:
             if not keys and set(later) <= set(background.keys):
                 return
             later = list(dict.fromkeys((*later, *self._end_background())))
-        if not (keys or later) or not (self._keeps_binaries and _can_keep()):
+        if not (keys or later) or not (self.keeps_binaries and can_keep()):
             return
         if not (n := n_children(entry, len(keys), len(later))):
             return
@@ -271,7 +300,7 @@ class ProgramCache:
         _log.info("compiled %s for %s in %.1f s", Path(file).stem, self._device.name.strip(), seconds)
         self.compile_s += seconds
         self.compiled += 1
-        if not self._keeps_binaries:
+        if not self.keeps_binaries:
             return program
         try:
             write_cached(path, _digest(path, binary) + binary)
@@ -291,7 +320,7 @@ class ProgramCache:
             warnings.simplefilter("ignore")
             # False: pyopencl keeps no second cache of its own.
             program.build(options=options.split(), cache_dir=False)  # type: ignore[arg-type]
-        if not self._keeps_binaries:
+        if not self.keeps_binaries:
             return program, b""
         binaries: list[bytes] = program.get_info(cl.program_info.BINARIES)  # type: ignore[assignment]
         return program, binaries[0]
@@ -302,7 +331,7 @@ def _digest(path: Path, binary: bytes) -> bytes:
     return hashlib.blake2b(path.stem.encode() + b"\0" + binary, digest_size=DIGEST_BYTES).digest()
 
 
-def _can_keep() -> bool:
+def can_keep() -> bool:
     """Whether programs can be written to the cache folder."""
     folder = cache_dir() / "programs"
     try:

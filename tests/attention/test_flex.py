@@ -233,7 +233,7 @@ def test_a_new_length_compiles_nothing(default_device: Any) -> None:
         q, k, v = inputs((1, 2, 2, length, length, 32))
         block_mask = create_block_mask(causal, None, None, length, length)
         flex_attention(q, k, v, soft_cap, block_mask, device=default_device)
-        compiled.append(len(default_device._programs))
+        compiled.append(len(default_device.programs))
     assert compiled[0] == compiled[1] == compiled[2]
 
 

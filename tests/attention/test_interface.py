@@ -243,10 +243,10 @@ def test_other_pages_need_no_other_plan(default_device: Any) -> None:
     expected = by_torch(q, k, v)
     for table in (np.array([[0, 1]]), np.array([[3, 2]])):
         pools = [np.nan_to_num(pages_of(x, table, 32, 4)) for x in (k, v)]
-        compiled = len(default_device._programs)
+        compiled = len(default_device.programs)
         out = flex_attention(q, *pools, page_table=table, device=default_device)
         assert np.abs(out - expected).max() < TOLERANCE
-    assert len(default_device._programs) == compiled
+    assert len(default_device.programs) == compiled
 
 
 @pytest.mark.parametrize(

@@ -357,5 +357,17 @@ def test_a_start_imports_no_other_command() -> None:
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment())
     assert done.returncode == 0 and "--format" in done.stdout, done.stderr
     imported = set(ast.literal_eval(done.stderr.splitlines()[-1]))
-    commands = ("generate", "chat", "serve", "perplexity", "convert", "models", "devices", "doctor", "profile", "tune")
+    commands = (
+        "generate",
+        "chat",
+        "serve",
+        "perplexity",
+        "convert",
+        "models",
+        "devices",
+        "doctor",
+        "profile",
+        "tune",
+        "warm",
+    )
     assert imported & {f"llmcl.cli.{name}" for name in commands} == {"llmcl.cli.devices"}

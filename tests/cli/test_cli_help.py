@@ -32,6 +32,7 @@ def test_help_fits_a_terminal(invoke: Callable[..., int], capsys: pytest.Capture
         "doctor",
         "profile",
         "tune",
+        "warm",
     ):
         assert invoke(name, "--help") == 0
         assert max(map(len, capsys.readouterr().out.splitlines())) <= 80, name

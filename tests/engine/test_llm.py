@@ -409,10 +409,10 @@ def test_closing_ends_the_stream(default_device: Device, tmp_path: Path) -> None
     config = small_config()
     folder = save_folder(tmp_path / "m", config, random_weights(config, seed=9))
     with llmcl.load(str(folder), device=default_device.entry.index) as llm:
-        compiled = len(llm.device._programs)
+        compiled = len(llm.device.programs)
         stream = llm.stream([5, 6], max_tokens=100, ignore_eos=True)
         next(stream)
-        assert len(llm.device._programs) == compiled, (
+        assert len(llm.device.programs) == compiled, (
             "a kernel was compiled after loading, in the time to the first token"
         )
         memory = [weakref.ref(part) for part in (llm.model, llm.model.cache, llm.model.weights)]

@@ -25,7 +25,7 @@ def test_prompts_of_each_size(
     default_device: Device, empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A prompt of another size waits for its kernels alone, and the answers are those of a model that has all."""
-    if not ProgramCache(default_device.context, default_device.entry.device)._keeps_binaries:
+    if not ProgramCache(default_device.context, default_device.entry.device).keeps_binaries:
         pytest.skip("PoCL keeps its programs itself")
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE))
@@ -37,5 +37,5 @@ def test_prompts_of_each_size(
         first = answers(llm)
         assert llm.model._unprepared == set()
     with llmcl.load_random(str(shape), device=Device.open(default_device.entry), max_context=256) as llm:
-        assert llm.model._unprepared == set() and llm.device.n_compiled == 0
+        assert llm.model._unprepared == set() and llm.device.programs.compiled == 0
         assert first == answers(llm)

@@ -40,7 +40,7 @@ def several(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def programs(default_device: Device, several: None, empty_cache: Path) -> ProgramCache:
     cache = ProgramCache(default_device.context, default_device.entry.device)
-    if not cache._keeps_binaries:
+    if not cache.keeps_binaries:
         pytest.skip("PoCL keeps its programs itself")
     return cache
 

@@ -64,6 +64,6 @@ def test_a_limit_of_registers_holds_for_a_kept_program(
     source = KernelSource("portable/embed.cl", "embed", {"MAX_REGISTERS": 128})
     for _ in range(2):
         programs = ProgramCache(default_device.context, default_device.entry.device)
-        programs._keeps_binaries = True
+        programs.keeps_binaries = True
         programs.kernel(source)
     assert given == [(False, [f"{REGISTER_LIMIT}128"]), (True, [f"{REGISTER_LIMIT}128"])]

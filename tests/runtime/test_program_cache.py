@@ -47,7 +47,7 @@ def damage(data: bytes, how: str) -> bytes:
 @pytest.mark.parametrize("how", ["flipped", "truncated", "empty", "without digest"])
 def test_a_damaged_program_is_compiled_anew(device: Device, cache: Path, how: str) -> None:
     """Intel's compiler crashes on a binary with one wrong byte: the driver must not be given it."""
-    if not ProgramCache(device.context, device.entry.device)._keeps_binaries:
+    if not ProgramCache(device.context, device.entry.device).keeps_binaries:
         pytest.skip("PoCL keeps its programs itself")
     assert (compiled(device), compiled(device)) == (1, 0)
     (file,) = (cache / "programs").iterdir()
@@ -57,7 +57,7 @@ def test_a_damaged_program_is_compiled_anew(device: Device, cache: Path, how: st
 
 
 def test_a_program_under_another_ones_name_is_compiled_anew(device: Device, cache: Path) -> None:
-    if not ProgramCache(device.context, device.entry.device)._keeps_binaries:
+    if not ProgramCache(device.context, device.entry.device).keeps_binaries:
         pytest.skip("PoCL keeps its programs itself")
     for rounds in (16, 32):
         programs = ProgramCache(device.context, device.entry.device)
@@ -70,7 +70,7 @@ def test_a_program_under_another_ones_name_is_compiled_anew(device: Device, cach
 def test_programs_that_others_could_have_written_are_compiled_anew(
     default_device: Device, cache: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if not ProgramCache(default_device.context, default_device.entry.device)._keeps_binaries:
+    if not ProgramCache(default_device.context, default_device.entry.device).keeps_binaries:
         pytest.skip("PoCL keeps its programs itself")
     assert (compiled(default_device), compiled(default_device)) == (1, 0)
     programs = ProgramCache(default_device.context, default_device.entry.device)
@@ -88,7 +88,7 @@ def test_a_cache_that_cannot_be_written_is_named_once(
     cache.touch()  # where its folder should be
     with caplog.at_level(logging.WARNING, "llmcl"):
         programs = ProgramCache(default_device.context, default_device.entry.device)
-        if not programs._keeps_binaries:
+        if not programs.keeps_binaries:
             pytest.skip("PoCL keeps its programs itself")
         for rounds in (16, 32):
             programs.kernel(KernelSource(FILE, "arithmetic_peak", CONSTANTS | {"ROUNDS": rounds}))
