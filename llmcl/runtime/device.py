@@ -24,7 +24,8 @@ prepare_icd_loader()  # before the first import of pyopencl anywhere
 import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
 
-from llmcl.runtime.buffer import Buffer, Spare  # noqa: E402
+from llmcl.runtime.buffer import Buffer as Buffer  # noqa: E402  device.Buffer, as most rooms know it
+from llmcl.runtime.buffer import Spare  # noqa: E402
 from llmcl.runtime.cores import cores_now  # noqa: E402
 from llmcl.runtime.device_cache import DeviceCache  # noqa: E402
 from llmcl.runtime.driver_calls import DriverCall, finish_quietly, named_errors, open_devices  # noqa: E402
