@@ -42,9 +42,9 @@ class Answer:
 
     def summary(self) -> str:
         """One line: the times of the answer."""
-        from llmcl.engine.stats import summarize
+        from llmcl.engine.stats import between_arrivals, summarize
 
-        tbt, stats = summarize(self.tbt_ms), self.stats
+        tbt, stats = summarize(between_arrivals(self.tbt_ms)), self.stats
         parts = [] if stats is None or stats.ttft_ms is None else [f"TTFT {stats.ttft_ms:.0f} ms"]
         if tbt["p50"] is not None:
             parts.append(f"TBT p50 {tbt['p50']:.1f} ms, p99 {tbt['p99']:.1f} ms")

@@ -31,7 +31,7 @@ class Piece:
 
     text: str
     token_id: int
-    tbt_ms: float | None  # since the token before; None for the first
+    tbt_ms: float | None  # since the arrival before; 0: it came with the token before; None for the first
     finish_reason: str | None = None  # "stop" or "length" on the last piece
     stats: GenerationStats | None = None  # on the last piece
     logprob: LogProb | None = None  # where asked for: of the token, and the most likely ones
@@ -131,6 +131,7 @@ def token_ids(
     *,
     progress: Progress | None = None,
     on_decode: Callable[[], None] = lambda: None,
+    on_arrival: Callable[[], None] = lambda: None,
     on_logprob: Callable[[LogProb | None], None] = lambda logprob: None,
     speculation: Speculation = NO_SPECULATION,
     matcher: Matcher | None = None,
@@ -142,7 +143,8 @@ def token_ids(
     done: there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while
     the caller handles the token. What the sequence holds of the prompt's beginning is kept.
     Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued,
-    on_logprob before a token is yielded whose log-probability is wanted.
+    on_logprob before a token is yielded whose log-probability is wanted, on_arrival before one that did not arrive with
+    the token before.
 
     speculation: a step then may verify drafted tokens. The ids are the same, but several come at once.
     matcher: which tokens may come next, from the first of the answer on. A token is chosen once the one before is read
@@ -159,6 +161,16 @@ def token_ids(
         speculation = NO_SPECULATION  # a step that verifies a draft has neither
     step, drafted = _sample(model, sequence, on_logprob, matcher), False
     preemptions = Preemptions(model.device.compute_units)
+
+    def read() -> list[int]:
+        """The ids that the step under way sampled, once they are there."""
+        ids = step()
+        on_arrival()
+        speculation.push(ids)
+        if matcher is not None:
+            matcher.accept(ids)
+        return ids
+
     on_decode()
     while True:
         # Where the text goes on after a draft is known once it is read, and which draft a matcher allows.
@@ -167,7 +179,7 @@ def token_ids(
             unread = 0
         ids: list[int] = []
         if not unread:
-            ids = _read(step, speculation, matcher)
+            ids = read()
             sequence.token_ids.extend(ids[:-1])  # of several: their keys and values are written
             left -= len(ids)
             if left == 0:
@@ -187,12 +199,12 @@ def token_ids(
         else:
             model.decode(sequence)
             if unread:
-                ids = _read(step, speculation, matcher)
+                ids = read()
             following = speculation.decoded(_sample(model, sequence, on_logprob, matcher))
         if not unread:
             preemptions.passed(len(ids))  # after the next step is enqueued: threads that wait for it soon sleep
         else:
-            ids = ids or _read(step, speculation, matcher)
+            ids = ids or read()
             left -= 1
         sequence.token_ids.append(ids[-1])  # the step under way is writing its key and value
         yield from ids
@@ -214,15 +226,6 @@ def _steps_at_once(model: Model, sequence: SequenceState, most: int, preemptions
     if not preemptions.cost_turns or cores_now() < model.device.compute_units:
         return 1
     return max((n for n in model.steps_at_once(sequence) if n <= most), default=1)
-
-
-def _read(step: Callable[[], list[int]], speculation: Speculation, matcher: Matcher | None) -> list[int]:
-    """The ids that a step sampled, once they are there."""
-    ids = step()
-    speculation.push(ids)
-    if matcher is not None:
-        matcher.accept(ids)
-    return ids
 
 
 def _sample(
@@ -311,8 +314,9 @@ class PieceWriter:
         self._recorder = recorder
         self._stats = stats
 
-    def push(self, token: int, logprob: LogProb | None = None) -> Piece:
-        tbt_ms = self._recorder.token()
+    def push(self, token: int, logprob: LogProb | None = None, *, together: bool = False) -> Piece:
+        """together: the token arrived with the one before."""
+        tbt_ms = self._recorder.token(together=together)
         self._left -= 1
         may_end, self._n_before_end = self._n_before_end <= 0, self._n_before_end - 1
         at_end = may_end and token in self._eos
@@ -375,9 +379,15 @@ def pieces(
     writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats, shown=shown)
     logprob: LogProb | None = None
 
+    together = False
+
     def on_logprob(found: LogProb | None) -> None:
         nonlocal logprob
         logprob = found
+
+    def on_arrival() -> None:
+        nonlocal together
+        together = False
 
     ids = token_ids(
         model,
@@ -387,13 +397,15 @@ def pieces(
         options.max_tokens,
         progress=progress,
         on_decode=on_decode,
+        on_arrival=on_arrival,
         on_logprob=on_logprob,
         speculation=speculation,
         matcher=matcher,
     )
     try:
         for token in ids:
-            piece = writer.push(token, logprob)
+            piece = writer.push(token, logprob, together=together)
+            together = True
             yield piece
             if is_last(piece):
                 return

@@ -5,12 +5,13 @@ With t_1 ... t_N the times at which token ids reach the host, on the host's cloc
 - TTFT, time to first token: t_1 minus the start of the request.
 - queue time: until an engine begins with the request, a part of TTFT.
 - TBT, time between tokens (also called inter-token latency): t_i - t_(i-1) for i >= 2. A stall is a TBT above
-  twice the median.
-- TPOT, time per output token: (t_N - t_1) / (N - 1), the mean TBT.
+  twice the median. Where several tokens reach the host together, TBT is the time from one arrival to the next.
+- TPOT, time per output token: (t_N - t_1) / (N - 1), the mean TBT where each token arrives alone.
 - decode rate: 1 / TPOT. (N tokens divided by N - 1 gaps would flatter.)
 - prefill rate: prompt tokens computed, divided by the time from the start of their computation to t_1.
 
-Tokens of one step of speculative decoding arrive together: the first has the step's TBT, the others next to none.
+Tokens arrive together from a step of speculative decoding, and from a launch that computes several steps on a CPU which
+other programs use, too. The first token of an arrival has the whole time as its TBT, the others have 0.
 
 A value that does not exist (TBT of a single token) is None, never NaN.
 """
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 
 Row = tuple[str, str | None, str]  # of a report: label, value (None: left out), meaning
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+
+
+def between_arrivals(tbt_ms: Iterable[float]) -> list[float]:
+    """Leaves out the tokens that arrived together with the one before, whose time is 0."""
+    return [value for value in tbt_ms if value > 0]
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
@@ -61,7 +67,8 @@ class GenerationStats:
     """One generation. Times in milliseconds, sizes in bytes; None where a value does not exist.
 
     The `_per_token` values count decode steps only, not the prefill. compile_ms: on the device since it was opened, for
-    kernels that were not in the cache. cached_tokens: of the prompt, which the KV cache held. Of speculative decoding
+    kernels that were not in the cache. cached_tokens: of the prompt, which the KV cache held. arrivals: how often
+    tokens reached the host, one or several together; tbt_ms is the time between two arrivals. Of speculative decoding
     alone: rows_per_step, which the model computed, tokens_per_step, which came of them, drafted_tokens and, of these,
     accepted_tokens.
     """
@@ -85,6 +92,7 @@ class GenerationStats:
     accepted_tokens: int | None
     peak_device_bytes: int | None
     queue_ms: float | None
+    arrivals: int
 
     def to_dict(self) -> dict[str, Any]:
         """The fields as plain values that JSON can hold."""
@@ -109,7 +117,7 @@ class GenerationStats:
             ("answer", counted(self.generated_tokens, "token"), ""),
             ("decode", _with_unit(self.decode_tokens_per_s, 1, "tokens/s"), "writing the answer: 1 / TPOT"),
             ("TPOT", _with_unit(self.tpot_ms, 2, "ms"), "time per output token after the first"),
-            *_tbt_rows(self.tbt_ms, self.generated_tokens, drafted=self.tokens_per_step is not None),
+            *_tbt_rows(self.tbt_ms, self.generated_tokens, self.arrivals, drafted=self.tokens_per_step is not None),
             ("drafts", self._drafts(), "accepted ones included"),
             ("traffic", to_host and to_device and f"{to_host}, {to_device}", "per generated token"),
             ("launches", _with_unit(self.kernel_launches_per_token, 1, "kernels"), "per generated token"),
@@ -130,17 +138,23 @@ class GenerationStats:
 def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = None) -> str:
     """The part of the report that there is of an answer which was stopped after n_tokens."""
     rows: list[Row] = [("stopped", f"after {counted(n_tokens, 'token')}", "")]
-    return _lines(rows + _tbt_rows(summarize(tbt_ms), n_tokens), width)
+    times = between_arrivals(tbt_ms)
+    return _lines(rows + _tbt_rows(summarize(times), n_tokens, 1 + len(times)), width)
 
 
-def _tbt_rows(tbt: dict[str, float | None], n_tokens: int, *, drafted: bool = False) -> list[Row]:
-    """drafted: tokens come several at once, and a time above twice the median is no stall."""
+def _tbt_rows(tbt: dict[str, float | None], n_tokens: int, n_arrivals: int, *, drafted: bool = False) -> list[Row]:
+    """drafted: steps differ in length, so a time above twice the median is no stall."""
+    together = n_arrivals < n_tokens
+    what, each = (
+        ("arrivals", f"{n_arrivals}, {n_tokens / max(1, n_arrivals):.2f} tokens each") if together else ("tokens", None)
+    )
     rows: list[Row] = [
-        ("TBT", _in_ms(tbt, "mean", "std", "min", "max"), "time between two tokens"),
+        ("arrivals", each, "tokens that reach the host together are one"),
+        ("TBT", _in_ms(tbt, "mean", "std", "min", "max"), f"time between two {what}"),
         ("", _in_ms(tbt, *_PERCENTILES), "half are below p50, 90% below p90"),
-        ("stalls", f"{tbt['stalls']} of {n_tokens - 1}", "times between tokens above 2 x p50"),
+        ("stalls", f"{tbt['stalls']} of {n_arrivals - 1}", f"times between {what} above 2 x p50"),
     ]
-    return rows[:-1] if drafted or n_tokens <= 1 else rows
+    return rows[:-1] if drafted or n_arrivals <= 1 else rows
 
 
 def _lines(rows: list[Row], width: int | None) -> str:
@@ -179,18 +193,24 @@ class Recorder:
         self.prefilled_tokens = prompt_tokens if prefilled_tokens is None else prefilled_tokens
         self._start_ns = time.perf_counter_ns() if start_ns is None else start_ns
         self._token_ns: list[int] = []
+        self._arrival_ns: list[int] = []  # of the first token of each arrival
         self.begun_ns: int | None = None  # when an engine began with the request
 
     @property
     def n_tokens(self) -> int:
         return len(self._token_ns)
 
-    def token(self) -> float | None:
-        """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one."""
-        self._token_ns.append(time.perf_counter_ns())
-        if len(self._token_ns) < 2:
-            return None
-        return (self._token_ns[-1] - self._token_ns[-2]) / 1e6
+    def token(self, *, together: bool = False) -> float | None:
+        """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one.
+
+        together: it arrived with the token before, so its TBT is 0.
+        """
+        now_ns = time.perf_counter_ns()
+        self._token_ns.append(now_ns)
+        if together and self._arrival_ns:
+            return 0.0
+        self._arrival_ns.append(now_ns)
+        return (now_ns - self._arrival_ns[-2]) / 1e6 if len(self._arrival_ns) > 1 else None
 
     def finish(
         self,
@@ -210,10 +230,10 @@ class Recorder:
         times = self._token_ns
         tokens = decode_steps + (verified.tokens if verified else 0)
         steps = decode_steps + (verified.steps if verified else 0)
-        tbt_ms = [(after - before) / 1e6 for before, after in pairwise(times)]
+        tbt_ms = [(after - before) / 1e6 for before, after in pairwise(self._arrival_ns)]
         ttft_ns = times[0] - self._start_ns if times else None
         begun_ns = self._start_ns if self.begun_ns is None else self.begun_ns
-        tpot_ms = (times[-1] - times[0]) / 1e6 / len(tbt_ms) if tbt_ms else None
+        tpot_ms = (times[-1] - times[0]) / 1e6 / (len(times) - 1) if len(times) > 1 else None
         return GenerationStats(
             prompt_tokens=self.prompt_tokens,
             cached_tokens=self.prompt_tokens - self.prefilled_tokens,
@@ -234,6 +254,7 @@ class Recorder:
             accepted_tokens=verified.tokens - verified.steps if verified else None,
             peak_device_bytes=peak_device_bytes,
             queue_ms=None if self.begun_ns is None else (self.begun_ns - self._start_ns) / 1e6,
+            arrivals=len(self._arrival_ns),
         )
 
 

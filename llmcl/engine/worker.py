@@ -133,8 +133,10 @@ class Worker:
             while not self._stopped:
                 self._take_commands()
                 if self._loop.has_work and not self._stopped:
+                    came: set[Job] = set()
                     for sampled in self._loop.step():
-                        self._hand_out(sampled)
+                        self._hand_out(sampled, together=sampled.job in came)
+                        came.add(sampled.job)
                     for job, error in self._loop.failures().items():
                         self._fail(job, error)
                     self._wake()
@@ -210,7 +212,7 @@ class Worker:
         else:
             self._answering[answering.job] = answering
 
-    def _hand_out(self, sampled: Sampled) -> None:
+    def _hand_out(self, sampled: Sampled, *, together: bool) -> None:
         answering = self._answering.get(sampled.job)
         if answering is None:  # it ended with an earlier token of the same step
             return
@@ -223,7 +225,7 @@ class Worker:
                 ),
             )
             return
-        piece = answering.writer.push(sampled.token, sampled.logprob)
+        piece = answering.writer.push(sampled.token, sampled.logprob, together=together)
         if sampled.job.prompt_logprobs is not None and piece.tbt_ms is None:
             piece = replace(piece, prompt_logprobs=tuple(sampled.job.scored))
         self._give(answering, piece)

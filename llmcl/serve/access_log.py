@@ -42,6 +42,7 @@ class Record:
         return (time.perf_counter() - self.start) * 1e3
 
     def note_tbt(self, times_ms: list[float]) -> None:
+        times_ms = [ms for ms in times_ms if ms > 0]  # 0: it arrived together with the token before
         self.tbt_ms = round(statistics.median(times_ms), 3) if times_ms else None
 
     def line(self, log_format: str) -> str:

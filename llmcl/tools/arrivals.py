@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from llmcl.engine.stats import percentile
+from llmcl.engine.stats import between_arrivals, percentile
 from llmcl.errors import counted
 from llmcl.tools.benchmark import measured_bandwidth
 from llmcl.tools.rows import markdown_table
@@ -157,7 +157,7 @@ def _run_once(llm: LLM, plan: Plan, rate: float, pp: int, tg: int, pl: int, band
         answers, streams, done, seconds = asyncio.run(under_way.measure())
         n_preempted = engine.n_preempted
     timed = streams or answers
-    tbt = _percentiles([ms for answer in timed for ms in answer.tbt_ms])
+    tbt = _percentiles(between_arrivals(ms for answer in timed for ms in answer.tbt_ms))
     read = done.steps * llm.weight_bytes_per_token + done.keys * llm.kv_bytes_per_position
     return Row(
         llm.model_name,

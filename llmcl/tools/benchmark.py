@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any
 
-from llmcl.engine.stats import summarize
+from llmcl.engine.stats import between_arrivals, summarize
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, UsageError
 from llmcl.models.stack import why_separate
 from llmcl.tools.rows import markdown_table
@@ -195,7 +195,7 @@ def _generation_row(llm: LLM, plan: Plan, bandwidth: float | None) -> tuple[Row,
         n_prompt=n_prompt,
         n_gen=n,
         ttft_ms=fmean(stats.ttft_ms for stats, _ in runs),
-        tbt_ms=summarize([ms for _, tbt in runs for ms in tbt]),
+        tbt_ms=summarize(between_arrivals(ms for _, tbt in runs for ms in tbt)),
         **_traffic(llm, fmean(samples), n_prompt, n, bandwidth),
     )
     return row, [tbt for _, tbt in runs]

@@ -204,6 +204,17 @@ def test_several_steps_a_launch_make_the_same_answer(
     assert small.device.traffic.kernel_launches > launches
 
 
+def test_tokens_of_one_launch_arrive_together(small: LLM, preempted: Callable[[bool], None]) -> None:
+    most = steps_in_a_row(small.model)
+    preempted(True)
+    pieces = list(small.stream(prompt(9), max_tokens=1 + 3 * most, ignore_eos=True))
+    alone = [0, *range(1, len(pieces), most)]  # the first of the answer, and of each launch
+    assert [i for i, piece in enumerate(pieces) if piece.tbt_ms != 0] == alone
+    stats = pieces[-1].stats
+    assert stats is not None and stats.arrivals == len(alone) == 4
+    assert stats.tbt_ms["mean"] > stats.tpot_ms  # type: ignore[operator]  # of an arrival, and of a token
+
+
 def test_an_answer_that_ends_within_a_launch_leaves_a_cache_that_can_be_built_on(
     small: LLM, preempted: Callable[[bool], None]
 ) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmcl.engine.stats import Recorder, summarize
+from llmcl.engine.stats import Recorder, report_so_far, summarize
 from llmcl.models.verification import StepCount
 
 TBT_FIELDS = ["mean", "std", "min", "p50", "p90", "p95", "p99", "max", "stalls"]
@@ -88,9 +88,38 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "accepted_tokens": None,
         "peak_device_bytes": 3 * 2**20,
         "queue_ms": None,
+        "arrivals": 5,
     }
     assert stats.tbt_ms["stalls"] == 1
     assert "prompt    50 tokens, 30 of them cached\n" in stats.report()
+
+
+def test_tokens_that_arrive_together_are_one_arrival(clock: list[int]) -> None:
+    """Seven tokens at a time, as on a busy processor; the host handles each in 0.02 ms."""
+    recorder, tbt = Recorder(5), list[float | None]()
+    for wait_ms in (100, 70, 70, 70, 210):
+        for i in range(7):
+            clock[0] += round(1e6 * (0.02 if i else wait_ms))
+            tbt.append(recorder.token(together=i > 0))
+    assert tbt[:7] == [None] + [0.0] * 6 and tbt[7:14] == [pytest.approx(70.12)] + [0.0] * 6
+    stats = recorder.finish()
+    assert stats.arrivals == 5 and stats.generated_tokens == 35
+    assert stats.tbt_ms == pytest.approx(summarize([70.12, 70.12, 70.12, 210.12]))
+    assert stats.tpot_ms == pytest.approx((3 * 70 + 210 + 30 * 0.02) / 34)  # from the first token to the last
+    report = stats.report()
+    assert "arrivals  5, 7.00 tokens each" in report and "time between two arrivals" in report
+    assert "stalls    1 of 4" in report and "p50 70.12" in report
+    so_far = report_so_far([ms for ms in tbt if ms is not None], 35)
+    assert so_far.splitlines()[1:] == [line for line in report.splitlines() if line in so_far][-4:]
+    assert "arrivals  5, 7.00 tokens each" in so_far and "stalls    1 of 4" in so_far
+
+
+def test_all_tokens_in_one_arrival(clock: list[int]) -> None:
+    recorder = Recorder(5)
+    assert [recorder.token(together=together) for together in (False, True)] == [None, 0.0]
+    stats = recorder.finish()
+    assert stats.arrivals == 1 and stats.tbt_ms == summarize([])
+    assert "stalls" not in stats.report() and "arrivals  1, 2.00 tokens each" in stats.report()
 
 
 def test_with_drafts_bytes_are_those_of_a_token_and_not_of_a_step(clock: list[int]) -> None:
