@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from functools import lru_cache
 
 from llmcl.kernels.common.dtype import dtype_of_kernel
 from llmcl.runtime.device import Launch
@@ -53,15 +54,28 @@ def as_function(source: KernelSource, suffix: str, shared: tuple[str, ...], head
     shared: files in which nothing depends on build constants; they are to stand before it. head: macros that count in
     the file alone.
     """
-    text = source.prelude + read_source(source.file, shared)
+    constants = tuple((name, constant_text(value)) for name, value in sorted(source.constants.items()))
+    return _as_function(source.file, source.prelude, constants, suffix, shared, head, kernel_params)
+
+
+@lru_cache(maxsize=128)  # a batch of a model has some 20, and each engine that is opened asks for them
+def _as_function(
+    file: str,
+    prelude: str,
+    constants: tuple[tuple[str, str], ...],
+    suffix: str,
+    shared: tuple[str, ...],
+    head: str,
+    kernel_params: str,
+) -> str:
+    text = prelude + read_source(file, shared)
     names = {*_FUNCTION.findall(text), *_KERNEL.findall(text), *_STRUCT.findall(text), *_TYPE.findall(text)}
     text = _KERNEL.sub(rf"inline void \1({kernel_params}", text)
     text = re.sub(rf"\b({'|'.join(sorted(names))})\b", rf"\1{suffix}", text)
-    constants = {name: constant_text(value) for name, value in sorted(source.constants.items())}
     before = {name for file in shared for name in _MACRO.findall(read_source(file))}
-    macros = sorted({*_MACRO.findall(head + text), *constants} - before)
+    macros = sorted({*_MACRO.findall(head + text), *dict(constants)} - before)
     return (
-        "".join(f"#define {name} {value}\n" for name, value in constants.items())
+        "".join(f"#define {name} {value}\n" for name, value in constants)
         + head
         + text
         + "".join(f"\n#undef {name}" for name in macros)
