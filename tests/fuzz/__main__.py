@@ -17,13 +17,15 @@ from own_cache import use_own_cache
 
 CASES_A_BATCH = 40
 OF_A_THOUSAND = {
-    "gguf": 200,
-    "safetensors": 150,
-    "config": 150,
-    "tokenizer": 190,
+    "gguf": 180,
+    "safetensors": 130,
+    "config": 130,
+    "tokenizer": 160,
     "template": 60,
-    "command": 150,
-    "convert": 100,
+    "command": 130,
+    "convert": 90,
+    "body": 80,
+    "http": 40,
 }
 
 

@@ -28,6 +28,7 @@ from unittest import mock
 from echo_engine import Engine
 from fuzz.cases import read_description
 from fuzz.command_cases import MODEL_FILE
+from fuzz.http_child import HttpServer
 from fuzz.messages import complaint
 from made_tokenizers import TEXTS
 
@@ -387,7 +388,7 @@ def _outcome(outcome: str, error: BaseException, where: str, details: str = "") 
 def main() -> None:
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what a library prints is no answer
-    models, templates = Models(compiles=sys.argv[1] == "compile"), Templates()
+    models, templates, server = Models(compiles=sys.argv[1] == "compile"), Templates(), HttpServer()
     subjects: dict[str, Callable[[Path, Any], str | None]] = {
         "gguf": lambda folder, _: models.run(folder / "model.gguf"),
         "safetensors": lambda folder, _: models.run(folder),
@@ -396,6 +397,8 @@ def main() -> None:
         "template": templates.run,
         "command": lambda folder, described: command_case(folder, described, models),
         "convert": convert_case,
+        "body": server.run,
+        "http": server.run,
         "misbehave": misbehave,
     }
     for line in sys.stdin:

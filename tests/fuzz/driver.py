@@ -19,6 +19,8 @@ from pathlib import Path
 from fuzz.cases import Case, keep
 from fuzz.command_cases import command_cases, parameters_of
 from fuzz.convert_cases import convert_cases
+from fuzz.http_cases import body_cases, http_cases
+from fuzz.http_cases import sound as sound_request
 from fuzz.model_cases import config_cases, gguf_cases, safetensors_cases
 from fuzz.seeds import Folders, gguf_file, tokenizers_json, weights
 from fuzz.template_cases import template_cases
@@ -47,6 +49,8 @@ STRATEGIES: dict[str, Callable[[Folders], SearchStrategy[Case]]] = {
     "template": template_cases,
     "command": command_cases,
     "convert": convert_cases,
+    "body": body_cases,
+    "http": http_cases,
 }
 
 
@@ -164,6 +168,7 @@ class Session:
             Case("gguf", [], {"model.gguf": self.folders.files["model.gguf"]}),
             Case("tokenizer", [], {"tokenizer.json": self.folders.files["tokenizer.json"]}, {"vocab_size": 576}),
             Case("convert", [], folder, {"source": ".", "target": "out.gguf", "options": {}}),
+            sound_request(),
             Case("template", [], {"template.jinja": b"{{ messages[0].content }}"}),
         ]
         for case in sound:
