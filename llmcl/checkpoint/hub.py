@@ -8,10 +8,16 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from llmcl.checkpoint.files import optional_json, read_json
-from llmcl.checkpoint.safetensors import INDEX_FILE, WEIGHTS_FILE, no_weights_message, shard_files
+from llmcl.checkpoint.safetensors import (
+    INDEX_FILE,
+    check_no_adapter,
+    no_weights_message,
+    shard_files,
+    weight_files,
+)
 from llmcl.errors import CheckpointError, HubError, UnsupportedModelError, one_line, shown
 from llmcl.models.config import config_from_hf
 from llmcl.progress import Progress
@@ -26,6 +32,7 @@ _SMALL_FILES = (
     "chat_template.jinja",
 )
 _ANSWER_TIMEOUT_S = 10.0
+_Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
 
@@ -94,17 +101,17 @@ class Hub:
 
     def _download_folder(self) -> Path:
         sizes, commit = self._list_files()
+        self._named(check_no_adapter, sizes)
         if _CONFIG_FILE not in sizes:
             hint = "It is not a transformers model."
             if gguf_files := sorted(file for file in sizes if file.endswith(".gguf")):
                 hint = f"It has GGUF files: name one of them, for example {self.repo_id}/{one_line(gguf_files[0], 80)}."
             raise HubError(f"the model {self.repo_id} on the hub has no {_CONFIG_FILE}. {hint}")
-        if WEIGHTS_FILE in sizes:
-            weights = [WEIGHTS_FILE]
-        elif INDEX_FILE in sizes:
-            index_path = self._download(INDEX_FILE, sizes[INDEX_FILE], commit)
-            weights = sorted(set(shard_files(index_path).values()))
-        else:
+        index = None
+        if INDEX_FILE in sizes:
+            index = shard_files(self._download(INDEX_FILE, sizes[INDEX_FILE], commit))
+        weights = self._named(weight_files, sizes, index)
+        if not weights:
             raise UnsupportedModelError(f"{self.repo_id}: {no_weights_message(sizes)}")
         if missing := [file for file in weights if file not in sizes]:
             raise HubError(
@@ -120,8 +127,13 @@ class Hub:
 
     def _check_config(self, folder: Path) -> None:
         """Raises UnsupportedModelError for a model that llmcl does not run, before its weights are downloaded."""
+        settings = read_json(folder / _CONFIG_FILE), optional_json(folder / "generation_config.json")
+        self._named(config_from_hf, *settings)
+
+    def _named(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Calls the function; its CheckpointError is raised with the model's name in front."""
         try:
-            config_from_hf(read_json(folder / _CONFIG_FILE), optional_json(folder / "generation_config.json"))
+            return function(*arguments)
         except CheckpointError as error:
             raise type(error)(f"{self.repo_id}: {error}") from error
 
@@ -172,10 +184,13 @@ class Hub:
         if config_path is None:
             return None
         folder = config_path.parent
-        weights = [WEIGHTS_FILE]
-        if not (folder / WEIGHTS_FILE).is_file() and (folder / INDEX_FILE).is_file():
-            weights = list(shard_files(folder / INDEX_FILE).values())
-        return folder if all((folder / file).is_file() for file in weights) else None
+        names = {path.name for path in folder.iterdir() if path.is_file()}
+        index = shard_files(folder / INDEX_FILE) if INDEX_FILE in names else None
+        try:
+            weights = weight_files(names, index)
+        except CheckpointError:  # some are not downloaded yet
+            return None
+        return folder if weights and names.issuperset(weights) else None
 
     def _refused(self, error: Exception, status: int) -> HubError:
         from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError

@@ -8,9 +8,10 @@ file. So where each one lies follows from the order, shapes and dtypes that the 
 
 from __future__ import annotations
 
+import logging
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,10 @@ from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, one_line, shown
-from llmcl.models.config import config_from_hf
+from llmcl.models.config import ModelConfig, config_from_hf
 from llmcl.models.families import FAMILIES, TEXT_PARTS
+
+_log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -34,12 +37,22 @@ _TEXT_PREFIXES = {
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
 }
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+_ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_SHARD = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
+# What wraps a model while it is trained, and leaves its name in front of each tensor.
+_WRAPPERS = {
+    "base_model.model.": "a model with an adapter that is not merged (PEFT): save what merge_and_unload() returns",
+    "_orig_mod.": "a model compiled by torch.compile: save the model inside it (model._orig_mod)",
+}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.")
+_COMPARED_BYTES = 1 << 20
 _MAX_SIZES = 64  # dimensions that are multiplied for a message; a million of them take hours
 
 
 def open_folder(folder: Path, name: str) -> Checkpoint:
     """The checkpoint in a Hugging Face folder. Raises CheckpointError or UnsupportedModelError."""
+    check_no_adapter([path.name for path in folder.iterdir()])
     if not (folder / "config.json").exists():
         hint = "Give the folder that holds config.json and model.safetensors."
         if gguf_files := sorted(path.name for path in folder.glob("*.gguf")):
@@ -49,6 +62,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     config_json = read_json(folder / "config.json")
     config = config_from_hf(config_json, generation_config)
     stored = _read_folder_tensors(folder)
+    _check_not_wrapped(stored)
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
     family = FAMILIES[config.architecture]
@@ -56,7 +70,47 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     stored = _renamed(stored, family.modules)
     if family.drafting_layers:
         stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, config.n_layers)}
-    return Checkpoint(name, folder, config, split_latents(stored, config))
+    return Checkpoint(name, folder, _with_head(config, stored), split_latents(stored, config))
+
+
+def check_no_adapter(files: Collection[str]) -> None:
+    """Raises UnsupportedModelError where a folder or a repository of these files holds an adapter (LoRA)."""
+    if adapter := next((file for file in _ADAPTER_FILES if file in files), None):
+        what = (
+            "an adapter beside a model, which would change it" if "config.json" in files else "an adapter, not a model"
+        )
+        raise UnsupportedModelError(
+            f"{adapter} is there: this is {what}. llmcl does not apply adapters: merge it into its model (in PEFT: "
+            "model.merge_and_unload()) and save that, or remove the adapter's files."
+        )
+
+
+def _check_not_wrapped(stored: Mapping[str, StoredTensor]) -> None:
+    for name in stored:
+        for prefix, what in _WRAPPERS.items():
+            if name.startswith(prefix):
+                raise UnsupportedModelError(f"tensor {shown(name)} has {prefix} in front, so this is {what}.")
+
+
+def _with_head(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> ModelConfig:
+    """The configuration, no longer tied if the file has an output head that differs from the embedding.
+
+    transformers does the same.
+    """
+    head, embedding = stored.get(_HEAD), stored.get(_EMBEDDING)
+    if not config.tie_embeddings or head is None or embedding is None or _equal(head, embedding):
+        return config
+    _log.warning(
+        "config.json says that the output head is the embedding; the file has a %s of its own: using it", _HEAD
+    )
+    return replace(config, tie_embeddings=False)
+
+
+def _equal(a: StoredTensor, b: StoredTensor) -> bool:
+    if (a.shape, a.format, len(a.data)) != (b.shape, b.format, len(b.data)):
+        return False
+    starts = range(0, len(a.data), _COMPARED_BYTES)
+    return all(np.array_equal(a.data[i : i + _COMPARED_BYTES], b.data[i : i + _COMPARED_BYTES]) for i in starts)
 
 
 def _is_behind(name: str, n_layers: int) -> bool:
@@ -113,21 +167,51 @@ def shard_files(index_path: Path) -> dict[str, str]:
     return weight_map
 
 
+def weight_files(names: Collection[str], index: Mapping[str, str] | None) -> list[str]:
+    """Picks the files with the weights among the names in a folder or a repository; [] if there are none.
+
+    index: `shard_files` of the index that is there. The index goes before a model.safetensors beside its shards, and
+    shards without an index are read if none is missing.
+    """
+    shards = sorted(set((index or {}).values()))
+    if shards and (WEIGHTS_FILE not in names or all(file in names for file in shards)):
+        if WEIGHTS_FILE in names and WEIGHTS_FILE not in shards:
+            _log.warning("%s is not read: %s names %s instead", WEIGHTS_FILE, INDEX_FILE, counted(len(shards), "file"))
+        return shards
+    if WEIGHTS_FILE in names:
+        return [WEIGHTS_FILE]
+    numbered = sorted(name for name in names if _SHARD.fullmatch(name))
+    counts = {name[-17:-12] for name in numbered}
+    if len(counts) > 1:
+        raise CheckpointError(f"{numbered[0]} and {numbered[-1]} are of different models. Remove the files of one.")
+    every = [f"model-{i:05d}-of-{count}.safetensors" for count in counts for i in range(1, int(count) + 1)]
+    if missing := next((file for file in every if file not in names), None):
+        raise CheckpointError(
+            f"there are {len(numbered)} of {len(every)} weight files, and {missing} is missing. Fetch the model again."
+        )
+    return numbered
+
+
 def _read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
-    if (folder / WEIGHTS_FILE).exists():
-        return read_file_tensors(folder / WEIGHTS_FILE)
-    if not (folder / INDEX_FILE).exists():
-        raise CheckpointError(no_weights_message(path.name for path in folder.iterdir()))
-    weight_map = shard_files(folder / INDEX_FILE)
-    files = sorted(set(weight_map.values()))
-    if missing := [file for file in files if not (folder / file).is_file()]:
+    names = {path.name for path in folder.iterdir()}
+    index = shard_files(folder / INDEX_FILE) if INDEX_FILE in names else None
+    files = weight_files(names, index)
+    if not files:
+        raise CheckpointError(no_weights_message(names))
+    if missing := [file for file in files if file not in names]:
         raise CheckpointError(
             f"{len(missing)} of {len(files)} weight files are missing, the first is {one_line(missing[0], 80)}. "
             "Fetch the model again."
         )
     shards = {file: read_file_tensors(folder / file) for file in files}
-    stored = {}
-    for name, file in weight_map.items():
+    stored: dict[str, StoredTensor] = {}
+    if index is None or not set(files) >= set(index.values()):
+        for tensors in shards.values():
+            if twice := stored.keys() & tensors.keys():
+                raise CheckpointError(f"tensor {shown(min(twice))} is in two weight files. Fetch the model again.")
+            stored |= tensors
+        return stored
+    for name, file in index.items():
         if name not in shards[file]:
             raise CheckpointError(
                 f"tensor {shown(name)} is not in {one_line(file, 80)}, where {INDEX_FILE} says it is; "

@@ -11,6 +11,7 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.families.latent import LatentSettings
 from llmcl.models.layer_ops import LayerOps
+from llmcl.ops.add_bias import add_bias
 from llmcl.ops.latent_attention import latent_append, latent_attention
 from llmcl.ops.linear_heads import linear_heads
 from llmcl.ops.rms_norm import rms_norm
@@ -27,6 +28,9 @@ class LatentWeights(BlockWeights):
     latent_norm: Buffer  # float32 [rank]
     query_norm: Buffer | None = None  # float32 [query_rank]
     query_down: Weight | None = None  # [query_rank, hidden]
+    query_bias: Buffer | None = None  # float32 [query_rank]
+    latent_bias: Buffer | None = None  # float32 [rank + rope]
+    output_bias: Buffer | None = None  # float32 [hidden]
 
 
 @dataclass(frozen=True)
@@ -56,9 +60,13 @@ class LatentBlock(BoundBlock):
         else:
             low = act.of("query_latents")
             yield from ops.product(x, norm, weights.query_down, low)
+            if weights.query_bias is not None:
+                yield from add_bias(device, low, weights.query_bias)
             yield from rms_norm(device, low, weights.query_norm, low, eps)
             yield from ops.linear(low, weights.queries, queries)
         yield from ops.product(x, norm, weights.latents, latents)
+        if weights.latent_bias is not None:
+            yield from add_bias(device, latents, weights.latent_bias)
         given = latents, weights.latent_norm, queries, act.rope, ops.step, self.cache
         yield from latent_append(device, shape, *given, eps=eps)
         yield from ops.collected("head_rows", shape.n_heads * shape.query)
@@ -71,7 +79,7 @@ class LatentBlock(BoundBlock):
         given = act.qkv, rows, step, self.cache, act.part_ml, act.part_acc, act.attended
         yield from latent_attention(device, shape, *given, n_splits=n_splits, mods=self.mods)
         yield from linear_heads(device, weights.values, act.attended, rows, step, n_heads=heads, x_stride=shape.rank)
-        yield from ops.add_linear(rows, weights.output, weights.post_norm, None)
+        yield from ops.add_linear(rows, weights.output, weights.post_norm, weights.output_bias)
 
     def _shape(self, ops: LayerOps) -> LatentShape:
         of = self.settings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -29,6 +30,8 @@ from llmcl.ops.sample import Sampler
 from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.driver_calls import named_errors
+
+_log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
 PARTS = 8  # of a chunk of prefill, after which progress is reported
@@ -105,6 +108,8 @@ class Model:
         self.step_position = 0  # of the first token that the launches enqueued last compute
         self.decode_steps = 0  # enqueued since the model was loaded
 
+        if why := config.why_not_for_short_texts(cache.max_context):
+            _log.warning("%s", why)
         self.rotations = {
             name: device.upload(table, f"{name} rotation")
             for name, table in config.rotations(cache.max_context).items()

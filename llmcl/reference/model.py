@@ -69,8 +69,10 @@ def forward(
         return stored(rms_norm(x, wide(weights[f"{name}.weight"]) + config.norm_offset, config.rms_norm_eps))
 
     def biased(x: Array, name: str) -> Array:
-        y = linear(x, weights[f"{name}_proj.weight"])
-        return y + wide(weights[f"{name}_proj.bias"]) if f"{name}_proj.bias" in weights else y
+        """The product with the module of this name (`_proj` left out), and its bias if it has one."""
+        module = name if f"{name}.weight" in weights else f"{name}_proj"
+        y = linear(x, weights[f"{module}.weight"])
+        return y + wide(weights[f"{module}.bias"]) if f"{module}.bias" in weights else y
 
     def project(x: Array, name: str) -> Array:
         return stored(biased(x, name))
@@ -126,7 +128,7 @@ def forward(
         of, heads, prefix = block.settings, config.n_q_heads, layer + "self_attn."
         low = norm(project(x, prefix + "q_a"), prefix + "q_a_layernorm") if of.query_rank else x
         queries = project(low, prefix + ("q_b" if of.query_rank else "q")).reshape(n, heads, of.query)
-        latents = stored(linear(x, weights[prefix + "kv_a_proj_with_mqa.weight"]))
+        latents = project(x, prefix + "kv_a_proj_with_mqa")
         cos, sin = (table[:, : of.rope // 2] for table in rotations[block.rotation])
         given = latents, wide(weights[prefix + "kv_a_layernorm.weight"]), queries, cos, sin, config.rms_norm_eps
         rows, queries = latent_append(*given, interleaved=of.interleaved)
@@ -141,7 +143,7 @@ def forward(
         q[..., : of.query] = queries
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
         x = stored(attention(q, keys, values, 0, scale)[..., : of.value])
-        return linear(x.reshape(n, -1), weights[prefix + "o_proj.weight"])
+        return biased(x.reshape(n, -1), prefix + "o")
 
     def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
         if block.fused:

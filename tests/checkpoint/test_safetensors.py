@@ -87,9 +87,10 @@ def test_sharded_weights_are_read(hf_files, tmp_path):
     assert_same(open_checkpoint(str(tmp_path)), {name: value.numpy() for name, value in model.state_dict().items()})
 
 
-def test_tied_embeddings_need_no_head_and_ignore_one(hf_files, tmp_path):
+def test_tied_embeddings_need_no_head_and_ignore_a_copy(hf_files, tmp_path):
     tensors = hf_files.tensors()
-    head = tensors.pop("lm_head.weight")
+    tensors.pop("lm_head.weight")
+    head = tensors["model.embed_tokens.weight"]
     tied = {"tie_word_embeddings": True}
     assert "lm_head.weight" not in open_checkpoint(str(hf_files.write(tmp_path / "a", tensors, tied))).tensors
     with_copy = {**tensors, "lm_head.weight": head}

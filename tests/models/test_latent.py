@@ -349,7 +349,6 @@ def test_yarn_widens_the_scores() -> None:
         ({"n_group": 64, "topk_group": 2}, CheckpointError, "4 of 64 experts cannot be chosen from 2 of 64 groups"),
         ({"n_group": 2, "topk_group": 4}, CheckpointError, "topk_group is 4"),
         ({"mlp_layer_types": ["sparse"]}, CheckpointError, "mlp_layer_types .* for each of 47 layers"),
-        ({"attention_bias": True}, UnsupportedModelError, "attention_bias"),
         ({"scoring_func": "softmax"}, UnsupportedModelError, "scoring_func 'softmax'"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "quantised by 'fp8'"),
     ],

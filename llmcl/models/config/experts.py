@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from llmcl.errors import CheckpointError, shown
 from llmcl.models.config import limits
 from llmcl.models.config.reader import Reader, unsupported
@@ -34,7 +36,7 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
         n_experts,
         read.size(keys.top_k, n_experts),
         size,
-        keys.renormalize is None or read.flag(keys.renormalize, default=True),
+        keys.renormalize if isinstance(keys.renormalize, bool) else read.flag(keys.renormalize, default=True),
         shared,
         _scores_from_hf(read, keys, n_experts),
     )
@@ -80,7 +82,7 @@ def _dense_layers(read: Reader, keys: ExpertKeys, n_layers: int) -> set[int]:
     return {*dense, *(i for i in range(n_layers) if (i + 1) % step)}
 
 
-def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> Experts:
+def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int, tensor_names: Collection[str]) -> Experts:
     """Raises UnsupportedModelError for experts in a family that has none."""
     keys, prefix = family.experts, f"{arch}.expert_"
     if keys is None:
@@ -104,7 +106,7 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) ->
         size,
         read.flag(f"{prefix}weights_norm", default=keys.gguf_renormalize),
         shared,
-        _scores_from_gguf(read, prefix, keys, n_experts),
+        _scores_from_gguf(read, prefix, keys, n_experts, tensor_names),
     )
     n_dense = 0
     if keys.dense_layers is not None:
@@ -112,11 +114,14 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) ->
     return _checked([None if i < n_dense else settings for i in range(n_layers)], read.source)
 
 
-def _scores_from_gguf(read: Reader, prefix: str, keys: ExpertKeys, n_experts: int) -> Scores | None:
-    """Files that do not say by what a router chooses are of DeepSeek-V2."""
+def _scores_from_gguf(
+    read: Reader, prefix: str, keys: ExpertKeys, n_experts: int, tensor_names: Collection[str]
+) -> Scores | None:
+    """Files that do not say by what a router chooses are DeepSeek-V2's, or GLM-4.7-Flash's, whose choice has a bias."""
     if keys.scoring is None:
         return None
-    gating = read.size(f"{prefix}gating_func", 2, default=1)
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in tensor_names)
+    gating = read.size(f"{prefix}gating_func", 2, default=2 if corrected else 1)
     n_groups = read.size(f"{prefix}group_count", n_experts, default=1)
     top_groups = read.size(f"{prefix}group_used_count", n_groups, default=1)
     scale = read.number(f"{prefix}weights_scale", 0.0, limits.MAX_SCALE, default=1.0)

@@ -82,5 +82,5 @@ def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int
     if isinstance(pattern, int):
         layers = {layer for layer in every if (layer + 1) % pattern}
     else:
-        layers = set({"none": every[:0], "all": every, "late": every[first:]}[pattern])
+        layers = set({"none": every[:0], "all": every, "switched": every, "late": every[first:]}[pattern])
     return tuple(window if layer in layers else None for layer in every)

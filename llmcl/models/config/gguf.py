@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from llmcl.errors import CheckpointError, shown
+from llmcl.errors import CheckpointError
 from llmcl.models.config import limits
 from llmcl.models.config.experts import experts_from_gguf
 from llmcl.models.config.family_fields import (
@@ -21,6 +21,7 @@ from llmcl.models.config.family_fields import (
 from llmcl.models.config.heads import heads_from_gguf, keys_as_values_from_gguf, kv_heads_from_gguf
 from llmcl.models.config.latent import latent_from_gguf, latent_scale, log_multiplier_from_gguf
 from llmcl.models.config.layer_inputs import input_size_from_gguf, keys_of_from_gguf, mlp_widths_from_gguf
+from llmcl.models.config.missing import refuse_architecture
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.recurrent import recurrent_from_gguf
@@ -55,7 +56,7 @@ def config_from_gguf(
     """
     arch = Reader(metadata, "GGUF metadata").text("general.architecture")
     if arch not in GGUF_FAMILIES:
-        unsupported(f"the GGUF architecture {shown(arch)}", f"it supports {', '.join(GGUF_FAMILIES)}")
+        refuse_architecture(arch, "the GGUF architecture", GGUF_FAMILIES)
     architecture = GGUF_FAMILIES[arch]
     family = FAMILIES[architecture]
     window_key = f"{arch}.attention.sliding_window"
@@ -115,7 +116,7 @@ def config_from_gguf(
         mlp_rows = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=expert_size)
     input_size = input_size_from_gguf(read, arch, family)
     of_layers: dict[str, Sequence[Any]] = {
-        "experts": experts_from_gguf(read, arch, family, n_layers),
+        "experts": experts_from_gguf(read, arch, family, n_layers, tensor_names),
         "recurrent": recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
         "heads": own_heads,
         "keys_as_values": keys_as_values_from_gguf(family, n_layers, tensor_names),
@@ -182,7 +183,7 @@ def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_positio
     pattern = family.windows
     default = family.defaults.get("sliding_window", 0) if isinstance(pattern, int) else 0
     window = read.size(key, limits.MAX_WINDOW, default=default, minimum=0) or None
-    if family.windows == "late":
+    if family.windows in ("late", "switched"):
         if window is not None and window < max_position:
             unsupported(f"sliding-window attention in a GGUF file of this architecture ({key} {window})")
         return (None,) * n_layers

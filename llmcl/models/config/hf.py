@@ -20,18 +20,18 @@ from llmcl.models.config.heads import heads_from_hf, keys_as_values_from_hf
 from llmcl.models.config.latent import latent_from_hf, latent_scale, log_multiplier_from_hf
 from llmcl.models.config.layer_inputs import input_size_from_hf, keys_of_from_hf, mlp_widths_from_hf
 from llmcl.models.config.lfm2 import lfm2_keys
+from llmcl.models.config.missing import refuse_architecture
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.recurrent import recurrent_from_hf
 from llmcl.models.config.rope import query_scale_from_hf, rope_from_hf
-from llmcl.models.families import FAMILIES, TEXT_PARTS
+from llmcl.models.families import FAMILIES, TEXT_PARTS, TextPart
 from llmcl.models.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation
 from llmcl.models.families.family import Family, LayerSettings
 
 _BESIDE_TEXT_CONFIG = (
     "dtype",
     "torch_dtype",
-    "tie_word_embeddings",
     "bos_token_id",
     "eos_token_id",
     "quantization_config",
@@ -53,10 +53,10 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     """
     model_type = Reader(config, "config.json").text("model_type")
     if model_type in TEXT_PARTS:
-        config = _text_config(Reader(config, "config.json"), *TEXT_PARTS[model_type])
+        config = _text_config(Reader(config, "config.json"), TEXT_PARTS[model_type])
         model_type = Reader(config, "config.json: text_config").text("model_type")
     if model_type not in FAMILIES:
-        unsupported(f"the architecture {shown(model_type)}", f"it supports {', '.join([*FAMILIES, *TEXT_PARTS])}")
+        refuse_architecture(model_type, "the architecture", [*FAMILIES, *TEXT_PARTS])
     family = FAMILIES[model_type]
     read = Reader({**family.defaults, **config}, "config.json")
     if model_type in _OTHER_KEYS:
@@ -114,16 +114,17 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     )
 
 
-def _text_config(read: Reader, hf_class: str, model_type: str) -> dict[str, Any]:
+def _text_config(read: Reader, part: TextPart) -> dict[str, Any]:
     """The config.json that the text part would have alone: what text_config leaves out stands beside it, or follows
-    from the family.
+    from the family. Whether the embeddings are tied is said beside it, as in transformers.
     """
-    if read.get("architectures", [hf_class]) != [hf_class]:
-        unsupported(f"the architecture {shown(read.get('architectures'))}", f"it supports {hf_class}")
+    if read.get("architectures", [part.hf_class]) != [part.hf_class]:
+        unsupported(f"the architecture {shown(read.get('architectures'))}", f"it supports {part.hf_class}")
     text = read.table("text_config")
     beside = {key: read.get(key) for key in _BESIDE_TEXT_CONFIG if read.get(key) is not None}
     own = {} if text is None else {key: value for key, value in text.values.items() if value is not None}
-    return {"model_type": model_type, **beside, **own, "architectures": None}
+    tied = {"tie_word_embeddings": read.flag("tie_word_embeddings", default=part.tied)}
+    return {"model_type": part.family, **beside, **own, **tied, "architectures": None}
 
 
 def _settings(
@@ -177,7 +178,7 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
             f"{max_position})",
             "use a version of the model without a window",
         )
-    if family.windows == "late" and not read.flag("use_sliding_window", default=False):
+    if family.windows in ("late", "switched") and not read.flag("use_sliding_window", default=False):
         window = None
     first = read.size("max_window_layers", limits.MAX_LAYERS, default=0, minimum=0) if family.windows == "late" else 0
     pattern = family.windows
@@ -233,7 +234,9 @@ def _refuse_features(read: Reader, family: Family) -> None:
 
 def _dtype(read: Reader) -> str:
     key = "dtype" if read.get("dtype") is not None else "torch_dtype"
-    dtype = read.text(key, default="float32")
+    dtype = read.text(key, default="float32").removeprefix("torch.")
+    if dtype == "auto":  # the tensors say it
+        return "float32"
     if dtype not in _DTYPES:
         unsupported(f"the dtype {shown(dtype)} ({key})", f"it supports {', '.join(_DTYPES)}")
     return dtype

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from llmcl.models.config import limits
 from llmcl.models.config.reader import Reader, unsupported
-from llmcl.models.config.rope import RopeScaling, yarn_amplitude
+from llmcl.models.config.rope import RopeScaling, rotary_settings, yarn_amplitude
 from llmcl.models.families.family import Family
 from llmcl.models.families.latent import LatentSettings
 
@@ -63,7 +63,7 @@ def latent_scale(of: LatentSettings, scaling: RopeScaling | None, log_multiplier
 
 def log_multiplier_from_hf(read: Reader) -> float:
     """mscale_all_dim of the rotary settings; 0: there is none."""
-    rope = read.table("rope_parameters") or read.table("rope_scaling")
+    rope = rotary_settings(read)
     if rope is None or any(isinstance(value, Mapping) for value in rope.values.values()):
         return 0.0
     if rope.get("rope_type", rope.get("type", "default")) == "default":

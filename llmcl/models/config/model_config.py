@@ -95,6 +95,21 @@ class ModelConfig:
             tables["local"] = rotation(local, self.rotary_dim or local, self.local_rope_theta, None, max_context)
         return tables
 
+    def why_not_for_short_texts(self, max_context: int) -> str | None:
+        """Why a context of this size has other rotary frequencies than a short text in transformers; None: it has not.
+
+        transformers chooses them by the length of the text, so that earlier keys no longer fit when it grows.
+        """
+        scaling = self.rope_scaling
+        if scaling is None or scaling.kind not in ("longrope", "dynamic"):
+            return None
+        if max_context <= scaling.original_max_position:
+            return None
+        return (
+            f"the rotary frequencies ({scaling.kind}) are those for a text of {max_context} tokens, the context, "
+            f"however short the text is; a context of {scaling.original_max_position} (-c) takes those for short texts"
+        )
+
     def rotated_size(self, rotation: Rotation) -> int:
         """Dimensions of the heads that rotate so."""
         attends = (self.attention(i) for i in self.attention_layers)

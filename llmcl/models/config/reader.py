@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
+
+_log = logging.getLogger(__name__)
 
 
 def unsupported(feature: str, remedy: str = "use another model") -> NoReturn:
@@ -67,13 +70,20 @@ class Reader:
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """One id or a list of ids, each within the vocabulary; () where the key is absent."""
+        """Reads one id or a list of ids; () where the key is absent.
+
+        No text can hold an id outside the vocabulary, so such an id is left out with a warning.
+        """
         value = self.get(key)
-        ids = [] if value is None else value if isinstance(value, list) else [value]
+        ids = [token_id for token_id in (value if isinstance(value, list) else [value]) if token_id is not None]
         for token_id in ids:
-            if isinstance(token_id, bool) or not isinstance(token_id, int) or not 0 <= token_id < vocab_size:
+            if isinstance(token_id, bool) or not isinstance(token_id, int):
                 self.fail(key, value, f"token ids from 0 to {vocab_size - 1}")
-        return tuple(dict.fromkeys(ids))
+        if outside := [token_id for token_id in ids if not 0 <= token_id < vocab_size]:
+            _log.warning(
+                "%s: %s has %s, ignored: the vocabulary ends at %d", self.source, key, shown(outside), vocab_size - 1
+            )
+        return tuple(dict.fromkeys(token_id for token_id in ids if token_id not in outside))
 
     def table(self, key: str) -> Reader | None:
         value = self.get(key)

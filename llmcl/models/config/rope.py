@@ -54,7 +54,7 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
     `rope_theta`, `rope_local_base_freq`, `partial_rotary_factor` and `rope_scaling` (before).
     """
     theta = read.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
-    rope = read.table("rope_parameters") or read.table("rope_scaling")
+    rope = rotary_settings(read)
     local_theta = None
     if family.local_rope:
         local_theta = read.number("rope_local_base_freq", 1.0, MAX_THETA, default=theta)
@@ -64,6 +64,8 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
                 unsupported(f"the rotary scaling {shown(kind)} in layers with a window", "it supports default")
         if rope is not None and (rope.get("sliding_attention") or rope.get("full_attention")) is not None:
             rope = rope.table("full_attention")
+            if rope is not None:  # transformers may leave the settings of both kinds in it once more
+                rope = Reader({k: v for k, v in rope.values.items() if not isinstance(v, Mapping)}, rope.source)
     sources = [read] if rope is None else [rope, read]
     share = next((source for source in sources if source.get("partial_rotary_factor") is not None), None)
     rotary_dim = None
@@ -85,8 +87,22 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
     }
 
 
+def rotary_settings(read: Reader) -> Reader | None:
+    """The object with the rotary settings: `rope_scaling` goes before `rope_parameters`, as in transformers.
+
+    Beside settings for each kind of layer it changes those for the whole text.
+    """
+    parameters, scaling = read.table("rope_parameters"), read.table("rope_scaling")
+    if scaling is None or not scaling.values:
+        return parameters
+    full = None if parameters is None else parameters.table("full_attention")
+    if parameters is None or full is None:
+        return scaling
+    return Reader({**parameters.values, "full_attention": {**full.values, **scaling.values}}, scaling.source)
+
+
 def query_scale_from_hf(read: Reader) -> QueryScale | None:
-    rope = read.table("rope_parameters") or read.table("rope_scaling")
+    rope = rotary_settings(read)
     if rope is None or rope.get("llama_4_scaling_beta") is None:
         return None
     beta = rope.number("llama_4_scaling_beta", -MAX_SCALE, MAX_SCALE)
@@ -230,6 +246,11 @@ def scaling_from_gguf(
             factors=checked_factors(tensors.short, rotary_dim, "rope_factors_short.weight"),
             long_factors=checked_factors(tensors.long, rotary_dim, "rope_factors_long.weight"),
             amplitude=read.number(f"{prefix}attn_factor", 0.0, MAX_SCALE, default=usual),
+        )
+    if kind == "longrope":
+        raise CheckpointError(
+            f"GGUF metadata: {prefix}type is longrope, but rope_factors_short.weight and rope_factors_long.weight are "
+            "missing. Without them the model cannot be computed; fetch or convert the file again."
         )
     if kind == "yarn":
         original = read.size(f"{prefix}original_context_length", MAX_POSITION, default=max_position)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import NamedTuple
 
 from llmcl.models.families.family import Family
 
@@ -18,15 +19,23 @@ FAMILIES: dict[str, Family] = {
     if name not in _NO_FAMILIES
 }
 
-# Models of text and images whose text part is one of these: their model_type, their class in config.json's
-# `architectures`, and the family of the text part where text_config does not name it.
-TEXT_PARTS: dict[str, tuple[str, str]] = {
-    "gemma3": ("Gemma3ForConditionalGeneration", "gemma3_text"),
-    "gemma4": ("Gemma4ForConditionalGeneration", "gemma4_text"),
-    "gemma4_unified": ("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text"),
-    "qwen3_5": ("Qwen3_5ForConditionalGeneration", "qwen3_5_text"),
-    "qwen3_5_moe": ("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text"),
-    "mistral3": ("Mistral3ForConditionalGeneration", "mistral"),
+
+class TextPart(NamedTuple):
+    """A model of text and images, of which llmcl runs the text part."""
+
+    hf_class: str  # in config.json's `architectures`
+    family: str  # of the text part, where text_config does not name it
+    tied: bool  # whether the output head is the embedding, where config.json does not say it
+
+
+# By model_type.
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
+    "gemma4": TextPart("Gemma4ForConditionalGeneration", "gemma4_text", tied=True),
+    "gemma4_unified": TextPart("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", tied=True),
+    "qwen3_5": TextPart("Qwen3_5ForConditionalGeneration", "qwen3_5_text", tied=False),
+    "qwen3_5_moe": TextPart("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", tied=False),
+    "mistral3": TextPart("Mistral3ForConditionalGeneration", "mistral", tied=True),
 }
 
 # By GGUF's general.architecture.

@@ -13,8 +13,8 @@ FAMILY = replace(  # GGUF files have the same name, and say by what the router c
     _V3,
     hf_class="DeepseekV2ForCausalLM",
     gguf_name=None,
-    fixed={"moe_layer_freq": 1, "scoring_func": "softmax", "norm_topk_prob": False},
-    experts=replace(_V3.experts, scoring="softmax"),
+    fixed={"moe_layer_freq": 1, "scoring_func": "softmax"},
+    experts=replace(_V3.experts, scoring="softmax", renormalize=False),  # as transformers, whatever norm_topk_prob says
     drafting_layers=False,
     defaults={
         **_V3.defaults,
@@ -25,7 +25,6 @@ FAMILY = replace(  # GGUF files have the same name, and say by what the router c
         "n_group": None,
         "topk_group": None,
         "topk_method": "greedy",
-        "norm_topk_prob": False,
         "routed_scaling_factor": 1.0,
         "first_k_dense_replace": 0,
         "max_position_embeddings": 2048,

@@ -11,7 +11,7 @@ _SHARED = "mlp.shared_experts"
 
 
 def layer(settings: LayerSettings) -> Layer:
-    attention = LatentAttention(settings=settings.latent or LatentSettings())
+    attention = LatentAttention(settings=settings.latent or LatentSettings(), bias=settings.bias)
     if settings.experts is None:
         return attention, GatedMlp()
     return attention, Experts(settings=settings.experts, shared=_SHARED)
@@ -22,6 +22,7 @@ FAMILY = Family(
     "deepseek2",
     layer,
     latent=True,
+    biases=("attention_bias",),
     fixed={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     experts=ExpertKeys(
         "moe_intermediate_size",

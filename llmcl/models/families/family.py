@@ -19,9 +19,9 @@ from llmcl.models.families.blocks import (
 from llmcl.models.families.latent import LatentSettings
 from llmcl.models.families.recurrent import RecurrentSettings
 
-# Which layers see only a sliding window: none, all, all but every n-th, or (if use_sliding_window is set) those from
-# max_window_layers on. A list `layer_types` in config.json goes before it.
-WindowPattern = Literal["none", "all", "late"] | int
+# Which layers see only a sliding window: none, all, all but every n-th, or, if use_sliding_window is set, those from
+# max_window_layers on ("late") or all ("switched"). A list `layer_types` in config.json goes before it.
+WindowPattern = Literal["none", "all", "late", "switched"] | int
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,8 @@ class ExpertKeys:
     """How checkpoints of a family say what its experts are.
 
     size: the key of the rows of an expert's gate in config.json. renormalize: the key of the flag
-    `ExpertSettings.renormalize`; None: it is always true. gguf_renormalize: what GGUF files without that flag mean.
+    `ExpertSettings.renormalize`, or its value where no key counts. gguf_renormalize: what GGUF files without that flag
+    mean.
     shared_size: the key of the rows of the shared expert's gate; None: there is none. top_k: the key of how many a
     token goes to. enabled: the flag without which there are no experts; None: there always are. shared_count: the key
     of how many experts together are the shared one, each of `size` rows. scoring: how the router chooses where
@@ -63,7 +64,7 @@ class ExpertKeys:
     """
 
     size: str = "intermediate_size"
-    renormalize: str | None = None
+    renormalize: str | bool = True
     gguf_renormalize: bool = True
     shared_size: str | None = None
     top_k: str = "num_experts_per_tok"

@@ -8,7 +8,13 @@ from llmcl.models.families.family import Family, LayerSettings
 
 def layer(settings: LayerSettings) -> tuple[Attention, GatedMlp]:
     return (
-        Attention(post_norm="post_attention_layernorm", window=settings.window, soft_cap=settings.soft_cap),
+        Attention(
+            post_norm="post_attention_layernorm",
+            bias=settings.bias,
+            output_bias=settings.output_bias,
+            window=settings.window,
+            soft_cap=settings.soft_cap,
+        ),
         GatedMlp("pre_feedforward_layernorm", post_norm="post_feedforward_layernorm", activation="gelu_tanh"),
     )
 
@@ -17,6 +23,7 @@ FAMILY = Family(
     "Gemma2ForCausalLM",
     "gemma2",
     layer,
+    biases=("attention_bias",),
     norm_offset=1.0,
     scaled_embedding=True,
     soft_caps=True,

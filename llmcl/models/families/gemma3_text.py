@@ -18,6 +18,7 @@ FAMILY = Family(
     "Gemma3ForCausalLM",
     "gemma3",
     layer,
+    biases=("attention_bias",),
     norm_offset=1.0,
     scaled_embedding=True,
     soft_caps=True,

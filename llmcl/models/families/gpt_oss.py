@@ -49,7 +49,7 @@ FAMILY = Family(
         "max_position_embeddings": 131072,
         "rms_norm_eps": 1e-5,
         "rope_theta": 150000.0,
-        "rope_scaling": {
+        "rope_parameters": {
             "rope_type": "yarn",
             "factor": 32.0,
             "beta_fast": 32.0,

@@ -49,7 +49,10 @@ class LatentSettings:
 
 @dataclass(frozen=True)
 class LatentAttention(Attention):
-    """Causal attention to rows that all heads share: the model's n_kv_heads is 1, its head_dim the row's width."""
+    """Causal attention to rows that all heads share: the model's n_kv_heads is 1, its head_dim the row's width.
+
+    bias: the projections to lower ranks and the output projection add one.
+    """
 
     settings: LatentSettings = LatentSettings()
 
@@ -69,7 +72,14 @@ class LatentAttention(Attention):
         of, norms = self.settings, ("norm", "post_norm")
         common = {name: shapes for name, shapes in super().vectors(sizes).items() if name in norms}
         query_norm = {"self_attn.q_a_layernorm.weight": (of.query_rank,)} if of.query_rank else {}
+        query_bias = {"self_attn.q_a_proj.bias": (of.query_rank,)} if of.query_rank else {}
+        biases: dict[str, Shapes] = {
+            "query_bias": query_bias,
+            "latent_bias": {"self_attn.kv_a_proj_with_mqa.bias": (of.width,)},
+            "output_bias": {"self_attn.o_proj.bias": (sizes.hidden_size,)},
+        }
         return common | {
             "query_norm": query_norm,
             "latent_norm": {"self_attn.kv_a_layernorm.weight": (of.rank,)},
+            **(biases if self.bias else {name: {} for name in biases}),
         }

@@ -15,7 +15,7 @@ FAMILY = Family(
         "head_dim": 128,
         "max_position_embeddings": 262144,
         "rms_norm_eps": 1e-5,
-        "rope_scaling": {
+        "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 1000000.0,
             "factor": 16.0,

@@ -8,13 +8,17 @@ from llmcl.models.families.family import Family, LayerSettings
 
 
 def layer(settings: LayerSettings) -> Layer:
-    return Attention(head_norms=True, window=settings.window), GatedMlp()
+    return (
+        Attention(head_norms=True, bias=settings.bias, output_bias=settings.output_bias, window=settings.window),
+        GatedMlp(),
+    )
 
 
 FAMILY = Family(
     "Qwen3ForCausalLM",
     "qwen3",
     layer,
+    biases=("attention_bias",),
     windows="late",
     defaults={**qwen2.FAMILY.defaults, "head_dim": 128},
 )

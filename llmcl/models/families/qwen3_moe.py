@@ -8,7 +8,7 @@ from llmcl.models.families.family import ExpertKeys, Family, LayerSettings
 
 
 def layer(settings: LayerSettings) -> Layer:
-    attention = Attention(head_norms=True, window=settings.window)
+    attention = Attention(head_norms=True, bias=settings.bias, output_bias=settings.output_bias, window=settings.window)
     return attention, GatedMlp() if settings.experts is None else Experts(settings=settings.experts)
 
 
@@ -16,12 +16,12 @@ FAMILY = Family(
     "Qwen3MoeForCausalLM",
     "qwen3moe",
     layer,
-    windows="late",
+    biases=("attention_bias",),
+    windows="switched",
     experts=ExpertKeys("moe_intermediate_size", renormalize="norm_topk_prob"),
     defaults={
         **qwen2.FAMILY.defaults,
         "num_key_value_heads": 4,
-        "max_window_layers": 0,
         "num_local_experts": 128,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 768,

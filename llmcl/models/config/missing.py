@@ -1,0 +1,44 @@
+"""Architectures that llmcl does not have: what each of them would need, for the message that refuses it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import NoReturn
+
+from llmcl.errors import shown
+from llmcl.models.config.reader import unsupported
+
+_MISSING = {
+    "state-space layers (Mamba)": (
+        "mamba mamba2 jamba bamba zamba zamba2 falcon_h1 falcon-h1 granitemoehybrid granitehybrid nemotron_h "
+        "nemotron_h_moe plamo2"
+    ),
+    "recurrent layers of its kind": "rwkv rwkv6 rwkv7 arwkv7 recurrent_gemma xlstm kimi_linear kimi-linear minimax",
+    "an encoder: it makes no text, or not alone": (
+        "bert modernbert modern-bert nomic-bert nomic_bert roberta xlm-roberta xlm_roberta jina-bert-v2 deberta-v2 "
+        "t5 mt5 t5encoder bart whisper neo-bert gemma-embedding"
+    ),
+    "an encoder of images or sound: the file is a projector (mmproj), which belongs beside a model": "clip",
+    "layers that attend in chunks": "llama4 llama4_text",
+    "sparse attention by an index": "deepseek_v32 deepseek32 glm_moe_dsa glm-dsa",
+    "LayerNorm or a MLP without a gate": (
+        "gpt2 gpt_neo gpt_neox gptneox gptj gpt-j bloom mpt opt phi phi2 falcon starcoder starcoder2 stablelm "
+        "codeshell nemotron"
+    ),
+    "attention and MLP in parallel": "cohere cohere2 command-r",
+    "several streams of activations in each layer (AltUp)": "gemma3n gemma3n_text",
+    "blocks of diffusion": "dream llada llada-moe",
+}
+_WHAT = {name: what for what, names in _MISSING.items() for name in names.split()}
+
+
+def refuse_architecture(name: str, what: str, known: Iterable[str]) -> NoReturn:
+    """Raises UnsupportedModelError that says what a model of this architecture would need, where that is known.
+
+    what: "the architecture", for the message. known: names that are supported, for one that was meant.
+    """
+    needs = f", which has {_WHAT[name]}" if name in _WHAT else ""
+    close = get_close_matches(name, known, n=1, cutoff=0.85)
+    near = f"the nearest it runs is {close[0]}; " if close else ""
+    unsupported(f"{what} {shown(name)}{needs}", f"{near}`llmcl models` lists what it runs")

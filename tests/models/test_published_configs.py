@@ -1,0 +1,182 @@
+"""What configurations of published models say beyond the usual, each beside transformers on a random model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from ascii_tokenizer import ascii_tokenizer
+from helpers import relative_error, transformers_logits
+from late_kernels import compile_when_used
+
+import llmcl
+from llmcl.runtime.device import Device
+
+pytestmark = pytest.mark.separate_launches
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
+
+BOUND = 1e-4
+N_TOKENS = 80
+SIZES = {
+    "hidden_size": 96,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 200,
+    "max_position_embeddings": 512,
+}
+LATENT = SIZES | {
+    "num_key_value_heads": 6,
+    "head_dim": None,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 4,
+    "moe_intermediate_size": 48,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 0,
+    "q_lora_rank": 48,
+    "kv_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 48,
+    "v_head_dim": 32,
+}
+EXPERTS = {"num_experts": 5, "num_experts_per_tok": 5, "moe_intermediate_size": 112, "norm_topk_prob": True}
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+TOWER = {
+    "model_type": "pixtral",
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 14,
+}
+
+CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "windows in all layers": (
+        "qwen3_moe",
+        EXPERTS | {"use_sliding_window": True, "sliding_window": 11, "max_window_layers": 1},
+    ),
+    "rope_scaling beside rope_parameters": ("llama", {"rope_parameters": PLAIN, "rope_scaling": YARN}),
+    "rope_scaling beside scaled rope_parameters": (
+        "qwen3",
+        {"rope_parameters": YARN | {"rope_theta": 77.0}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+    ),
+    "rope_scaling beside those of each kind": (
+        "olmo3",
+        {
+            "rope_parameters": {"full_attention": PLAIN | {}, "sliding_attention": PLAIN | {}},
+            "rope_scaling": {"rope_type": "linear", "factor": 3.0},
+            "sliding_window": 13,
+        },
+    ),
+    "frequencies for each kind of layer": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "full_attention": YARN | {"full_attention": PLAIN, "sliding_attention": PLAIN},
+                "sliding_attention": PLAIN | {"rope_theta": 5e3},
+            },
+            "num_hidden_layers": 4,
+            "sliding_window": 13,
+        },
+    ),
+    "gemma2 with biases and a head": (
+        "gemma2",
+        {"attention_bias": True, "tie_word_embeddings": False, "sliding_window": 9, "query_pre_attn_scalar": 16},
+    ),
+    "gemma3 with biases": ("gemma3_text", {"attention_bias": True, "sliding_window": 9, "query_pre_attn_scalar": 16}),
+    "qwen3 with biases": ("qwen3", {"attention_bias": True, "num_key_value_heads": 1, "head_dim": 112}),
+    "qwen3_moe with biases": ("qwen3_moe", EXPERTS | {"attention_bias": True}),
+    "deepseek_v3 with biases": ("deepseek_v3", LATENT | {"attention_bias": True, "n_group": 2, "topk_group": 1}),
+    "deepseek_v3 with biases, queries whole": (
+        "deepseek_v3",
+        LATENT | {"attention_bias": True, "n_group": 2, "topk_group": 1, "q_lora_rank": None},
+    ),
+    "deepseek_v2 with norm_topk_prob": ("deepseek_v2", LATENT | {"topk_method": "greedy", "norm_topk_prob": True}),
+    "glm4_moe_lite with biases": ("glm4_moe_lite", LATENT | {"attention_bias": True, "head_dim": 16}),
+    "mistral3 that says nothing of its head": ("mistral3", {"text_config": SIZES | {"model_type": "mistral"}}),
+    "mistral3 around ministral3": ("mistral3", {"text_config": SIZES | {"model_type": "ministral3"}}),
+    "mistral3 whose text part contradicts it": (
+        "mistral3",
+        {"text_config": SIZES | {"model_type": "mistral", "tie_word_embeddings": True}, "tie_word_embeddings": False},
+    ),
+}
+
+
+def random_model(model_type: str, settings: dict[str, Any]) -> Any:
+    """transformers' model of these settings, with all weights and biases random."""
+    import torch
+    import transformers
+
+    if "text_config" in settings:
+        settings = settings | {"vision_config": TOWER, "image_token_index": 10}
+        kind = transformers.AutoModelForImageTextToText
+    else:
+        settings, kind = SIZES | settings, transformers.AutoModelForCausalLM
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    config = transformers.CONFIG_MAPPING[model_type](**settings, **ids, attn_implementation="eager")
+    torch.manual_seed(3)
+    model = kind.from_config(config).eval()
+    with torch.no_grad():
+        for name, values in model.named_parameters():
+            values.normal_(1.0 if "norm" in name else 0.0, 0.1 if values.dim() == 1 else 0.2)
+    return model
+
+
+def saved(model: Any, folder: Path) -> Path:
+    model.save_pretrained(folder)
+    ascii_tokenizer().save(str(folder / "tokenizer.json"))
+    return folder
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_published_settings_are_computed_as_transformers_does(
+    name: str, default_device: Device, tmp_path: Path
+) -> None:
+    model = random_model(*CONFIGS[name])
+    ids = np.random.default_rng(0).integers(5, 99, N_TOKENS).tolist()
+    expected = transformers_logits(model, ids)
+    options: dict[str, Any] = {"device": default_device, "dtype": "float32", "max_context": 128}
+    with llmcl.load(str(saved(model, tmp_path / "model")), **options) as llm:
+        assert relative_error(llm.logits(ids), expected) < BOUND
+
+
+LONGROPE = {
+    "rope_type": "longrope",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 64,
+    "short_factor": [1.0 + 0.1 * i for i in range(8)],
+    "long_factor": [1.0 + 0.5 * i for i in range(8)],
+}
+
+
+@pytest.mark.parametrize(
+    ("rope", "max_position"),
+    [(LONGROPE, 512), ({"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}, 64)],
+    ids=["longrope", "dynamic"],
+)
+def test_the_context_chooses_frequencies_that_depend_on_the_length(
+    rope: dict[str, Any], max_position: int, default_device: Device, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A text as long as the context has transformers' frequencies, and with a context that ends where the short ones
+    do a short text has them; otherwise a warning says which are taken.
+    """
+    model = random_model("llama", {"rope_parameters": rope, "max_position_embeddings": max_position})
+    folder = str(saved(model, tmp_path / "model"))
+    ids = np.random.default_rng(0).integers(5, 99, 128).tolist()
+    for n in (48, 128):
+        expected = transformers_logits(model, ids[:n])
+        for context in (64, 128):
+            if n > context:
+                continue
+            caplog.clear()
+            with llmcl.load(folder, device=default_device, dtype="float32", max_context=context) as llm:
+                error = relative_error(llm.logits(ids[:n]), expected)
+            assert (error < BOUND) == ((n > 64) == (context > 64))
+            assert (f"for a text of {context} tokens" in caplog.text) == (context > 64)
