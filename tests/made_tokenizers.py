@@ -82,7 +82,6 @@ def split(expression: str) -> pre_tokenizers.PreTokenizer:
 
 FAMILIES: dict[str, pre_tokenizers.PreTokenizer] = {
     "gpt-2": byte_level(use_regex=True),
-    "default": byte_level(use_regex=True),
     "smollm": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), byte_level(use_regex=True)]),
     "llama-bpe": split(LLAMA3_SPLIT),
     "llama3": split(LLAMA3_SPLIT),

@@ -20,6 +20,7 @@ from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError
 from llmcl.models.config import ModelConfig
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
+from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 ROPE_FACTORS = "rope_freqs.weight"
 _FOLDER_ARCHITECTURES = ("llama", "mistral")
@@ -232,8 +233,8 @@ def tokenizer_metadata(checkpoint: Checkpoint) -> Metadata:
         candidates = [values]
     else:
         values |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
-        names = [name for name in gguf_tokenizer.PRE_TOKENIZERS if name != "default"]
-        candidates = [values | {"tokenizer.ggml.pre": name} for name in names]
+        names = {words: name for name, words in reversed(PRE_TOKENIZERS.items())}  # the first name of each rule
+        candidates = [values | {"tokenizer.ggml.pre": name} for name in reversed(names.values())]
     found = next((values for values in candidates if _agrees(tokenizer, values)), None)
     if found is None:
         raise _unsayable("no pre-tokenizer known here cuts texts into words as it does")

@@ -12,17 +12,17 @@ the algorithm, `pre` the rules that cut a text into words before it. Three algor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 from llmcl.models.config.reader import Reader
 from llmcl.tokenizer.library import refusing
+from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from tokenizers.models import BPE
-    from tokenizers.pre_tokenizers import PreTokenizer
 
 SPACE = "\u2581"  # SentencePiece's visible space
 
@@ -30,119 +30,10 @@ SPACE = "\u2581"  # SentencePiece's visible space
 _MAX_TOKEN_CHARACTERS = 1024
 _MAX_MERGES = 1 << 22
 
+_NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
+
 # `tokenizer.ggml.token_type`
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-
-# The expressions are those in the families' own tokenizer.json: Llama 3 joins up to three digits, Qwen2 none.
-_WORDS = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|DIGITS"
-    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-LLAMA3_WORDS = _WORDS.replace("DIGITS", r"\p{N}{1,3}")
-QWEN2_WORDS = _WORDS.replace("DIGITS", r"\p{N}")
-# Qwen 3.5 keeps combining marks with their letters.
-QWEN35_WORDS = QWEN2_WORDS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-# o200k, GPT-4o's and gpt-oss': a word begins with capitals, and has its contraction.
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
-GPT_4O_WORDS = "|".join(
-    (
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+{_CONTRACTION}",
-        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*{_CONTRACTION}",
-        r"\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-    )
-)
-
-# DeepSeek's cut a text by one expression after the other. In V3's a sign may begin a word of Latin letters.
-_MARKS = r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~]"
-DEEPSEEK3_WORDS = (
-    r"\p{N}{1,3}",
-    "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-    rf"{_MARKS}[A-Za-z]+|[^\r\n\p{{L}}\p{{P}}\p{{S}}]?[\p{{L}}\p{{M}}]+"
-    r"| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
-)
-# V2's knows letters with a case, but for some of those that Unicode has since version 11 and for mathematical ones.
-_WITHOUT_CASE = (
-    "\u0560-\u0588\u10c7\u10cd\u10d0-\u10ff\u1c80-\u1c8a\u2d00-\u2d2d\ua790-\ua7ff\uab30-\uab68"
-    "\U00010570-\U000105bc\U00016e40-\U00016e7f\U0001d400-\U0001d7cb\U0001df00-\U0001df2a"
-)
-DEEPSEEK_WORDS = (
-    r"[\r\n]",
-    rf"\s?[\p{{Lu}}\p{{Ll}}\p{{Lt}}&&[^{_WITHOUT_CASE}]]+",
-    "\\s?[!-/:-~\uff01-\uff0f\uff1a-\uff5e\u2018-\u201f\u3000-\u3002]+",
-    r"\s+$",
-    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+",
-    r"\p{N}+",
-)
-
-
-def _gpt2_words() -> PreTokenizer:
-    from tokenizers.pre_tokenizers import ByteLevel
-
-    return ByteLevel(add_prefix_space=False, use_regex=True)
-
-
-def _smollm_words() -> PreTokenizer:
-    from tokenizers.pre_tokenizers import ByteLevel, Digits, Sequence
-
-    return Sequence([Digits(individual_digits=True), ByteLevel(add_prefix_space=False, use_regex=True)])
-
-
-def _llama3_words() -> PreTokenizer:
-    return _split_by(LLAMA3_WORDS)
-
-
-def _qwen2_words() -> PreTokenizer:
-    return _split_by(QWEN2_WORDS)
-
-
-def _qwen35_words() -> PreTokenizer:
-    return _split_by(QWEN35_WORDS)
-
-
-def _gpt_4o_words() -> PreTokenizer:
-    return _split_by(GPT_4O_WORDS)
-
-
-def _glm4_words() -> PreTokenizer:
-    return _split_by(LLAMA3_WORDS)
-
-
-def _deepseek_words() -> PreTokenizer:
-    return _split_by(*DEEPSEEK_WORDS)
-
-
-def _deepseek3_words() -> PreTokenizer:
-    return _split_by(*DEEPSEEK3_WORDS)
-
-
-def _split_by(*expressions: str) -> PreTokenizer:
-    """By the first expression, then what is left whole by the next, and so on."""
-    from tokenizers import Regex
-    from tokenizers.pre_tokenizers import ByteLevel, Sequence, Split
-
-    words = [Split(Regex(expression), "isolated") for expression in expressions]
-    return Sequence([*words, ByteLevel(add_prefix_space=False, use_regex=False)])
-
-
-PRE_TOKENIZERS: dict[str, Callable[[], PreTokenizer]] = {
-    "gpt-2": _gpt2_words,
-    "default": _gpt2_words,
-    "olmo": _gpt2_words,  # OLMoE's
-    "smollm": _smollm_words,
-    "refact": _smollm_words,  # Granite's
-    "llama-bpe": _llama3_words,
-    "llama3": _llama3_words,
-    "llama-v3": _llama3_words,
-    "lfm2": _llama3_words,
-    "qwen2": _qwen2_words,
-    "qwen35": _qwen35_words,
-    "gpt-4o": _gpt_4o_words,
-    "glm4": _glm4_words,
-    "chatglm-bpe": _glm4_words,
-    "deepseek-llm": _deepseek_words,
-    "deepseek-v3": _deepseek3_words,
-}
 
 
 def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
@@ -174,7 +65,7 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
         tokenizer, adds_bos = _visible_spaces(metadata, tokens, types, _merges(metadata), prefix=False), True
     else:
         tokenizer, adds_bos = _sentencepiece(metadata, tokens, types), True
-    _add_special_tokens(tokenizer, tokens, types)
+    _add_special_tokens(tokenizer, tokens, types, rstrip=_is_phi3(metadata))
     return tokenizer, Reader(metadata, "GGUF metadata").flag("tokenizer.ggml.add_bos_token", adds_bos)
 
 
@@ -183,19 +74,18 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
 
     pre = metadata.get("tokenizer.ggml.pre")
     if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        found = "has no tokenizer.ggml.pre" if pre is None else f"names the pre-tokenizer {shown(pre)}"
-        raise UnsupportedModelError(
-            f"The GGUF file {found}; supported are {', '.join(PRE_TOKENIZERS)}. "
-            "Use the model's Hugging Face folder, or a file from a current converter if the name is missing."
-        )
-    is_llama3 = PRE_TOKENIZERS[pre] is _llama3_words
-    # Llama 3 takes a word that is a token as that token, even if its merges do not lead there.
-    tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), _merges(metadata), ignore_merges=is_llama3))
-    if PRE_TOKENIZERS[pre] in (_qwen2_words, _qwen35_words):
+        if pre is None:
+            problem, remedy = "has no tokenizer.ggml.pre", "a file from a current converter"
+        else:
+            problem, remedy = f"names the pre-tokenizer {shown(pre)}, which llmcl does not have", "another file"
+        raise UnsupportedModelError(f"The GGUF file {problem}. Use {remedy}, or the model's Hugging Face folder.")
+    words = PRE_TOKENIZERS[pre]
+    tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), _merges(metadata), ignore_merges=words.whole_words))
+    if words.composes:
         tokenizer.normalizer = normalizers.NFC()
-    tokenizer.pre_tokenizer = PRE_TOKENIZERS[pre]()
+    tokenizer.pre_tokenizer = words.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
-    return tokenizer, is_llama3
+    return tokenizer, words.adds_bos
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -268,9 +158,10 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
             f"GGUF metadata: tokenizer.ggml.tokens has a token of {len(longest)} characters ({shown(longest)}), "
             f"expected at most {_MAX_TOKEN_CHARACTERS}. The file is damaged; get it again."
         )
+    again = repeated(tokens)
     found = []
-    for token, score in zip(tokens, scores, strict=True):
-        if token in normal:
+    for index, (token, score) in enumerate(zip(tokens, scores, strict=True)):
+        if token in normal and index not in again:
             for cut in range(len(token) - 1, 0, -1):
                 left, right = normal.get(token[:cut]), normal.get(token[cut:])
                 if left is not None and right is not None:
@@ -284,15 +175,23 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
     return [(left, right) for _, _, left, right in found]
 
 
-def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int]) -> None:
+def _is_phi3(metadata: Mapping[str, Any]) -> bool:
+    """Whether the file is of Phi-3, as llama.cpp tells it; no key says that its special tokens take spaces along."""
+    name = metadata.get("general.name")
+    return isinstance(name, str) and any(part in name.lower() for part in ("phi-3", "phi3"))
+
+
+def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], *, rstrip: bool) -> None:
+    """rstrip: whitespace behind a special token belongs to it."""
     from tokenizers import AddedToken
 
     special, user_defined = [], []
     for token, kind in zip(tokens, types, strict=True):
+        strips = rstrip and token not in _NEVER_STRIP
         if token and kind in (CONTROL, UNKNOWN):
-            special.append(AddedToken(token, special=True, normalized=False))
+            special.append(AddedToken(token, special=True, normalized=False, rstrip=strips))
         elif token and kind == USER_DEFINED:
-            user_defined.append(AddedToken(token, special=False, normalized=False))
+            user_defined.append(AddedToken(token, special=False, normalized=False, rstrip=strips))
     tokenizer.add_special_tokens(special)
     tokenizer.add_tokens(user_defined)
 
@@ -303,14 +202,20 @@ def _checked(model: type[BPE], vocabulary: dict[str, int], merges: list[tuple[st
         return model(vocabulary, merges, **options)
 
 
+def repeated(tokens: list[str]) -> dict[int, int]:
+    """The first id with the same text, for each id whose text has occurred before."""
+    first: dict[str, int] = {}
+    same = ((index, first.setdefault(token, index)) for index, token in enumerate(tokens))
+    return {index: before for index, before in same if before != index}
+
+
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    vocabulary = {token: index for index, token in enumerate(tokens)}
-    if len(vocabulary) != len(tokens):
-        twice = next(token for index, token in enumerate(tokens) if vocabulary[token] != index)
-        raise CheckpointError(
-            f"GGUF metadata: tokenizer.ggml.tokens has {shown(twice)} more than once, so ids and texts do not "
-            "correspond. The file is damaged; get it again or convert it again."
-        )
+    """Ids by texts. A text that occurs again stands for its first id; the others get texts that nothing leads to."""
+    vocabulary: dict[str, int] = {}
+    for index, token in enumerate(tokens):
+        while token in vocabulary:
+            token = f"{token}\0{index}"
+        vocabulary[token] = index
     return vocabulary
 
 

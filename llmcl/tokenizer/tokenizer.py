@@ -59,6 +59,7 @@ class Tokenizer:
         prepends_bos: put BOS before a text, for a backend that does not do it itself.
         chat_template: Jinja source, None if the model has none.
         special_tokens: names such as "bos_token" and their texts, for the chat template.
+        same_as: ids whose text is another id's, which encoding gives.
     Raises:
         CheckpointError: the tokenizer has ids that the model has no embedding for.
         UnsupportedModelError: token texts are encoded in a way that is not known here.
@@ -74,6 +75,7 @@ class Tokenizer:
         prepends_bos: bool = False,
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
+        same_as: Mapping[int, int] | None = None,
     ) -> None:
         _check_normalizer(backend)
         backend.no_padding()
@@ -83,15 +85,18 @@ class Tokenizer:
         self._prepends_bos = prepends_bos
         self.chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
-        self._token_bytes = TokenBytes(backend)
-        self.n_vocab: int = backend.get_vocab_size(with_added_tokens=True)
+        self._same_as = dict(same_as or {})
+        self._token_bytes = TokenBytes(backend, self._same_as)
+        n_tokens = backend.get_vocab_size(with_added_tokens=True)
+        self.n_vocab: int = min(n_tokens, vocab_size)
         self.bos_token_id = bos_token_id
         bos = None if bos_token_id is None else backend.id_to_token(bos_token_id)
         self._least_tokens = LeastTokens(backend, bos, byte_level_alphabet())
         self.eos_token_ids = frozenset(eos_token_ids)
-        if self.n_vocab > vocab_size:
+        # An added token without an embedding, as Gemma 3 1B has one for images, is refused where a text holds it.
+        if n_tokens > vocab_size and max(backend.get_vocab(with_added_tokens=False).values()) >= vocab_size:
             raise CheckpointError(
-                f"The tokenizer has {counted(self.n_vocab, 'token')}, but the model only "
+                f"The tokenizer has {counted(n_tokens, 'token')}, but the model only "
                 f"{counted(vocab_size, 'embedding')}: they do not belong together. Use the tokenizer that came with "
                 "the model."
             )
@@ -135,8 +140,9 @@ class Tokenizer:
                 would take seconds for each megabyte; the ids of any other may still be more.
         Raises:
             ContextLengthError: the text has more than `most` tokens for certain.
-            UsageError: it is no string, or one that holds half a surrogate pair, which no UTF-8 text can.
-            CheckpointError: the tokenizer gave an id that the model has no embedding for.
+            UsageError: it is no string, it holds half a surrogate pair, which no UTF-8 text can, or it holds a token
+                that the model has no embedding for.
+            CheckpointError: the tokenizer gave an id that the model has no embedding for, of no added token.
         """
         check_text("text", text)
         _check_unicode(text)
@@ -155,8 +161,14 @@ class Tokenizer:
         if bos is not None and ids[:2] == [bos, bos]:
             ids = ids[next((i for i, token in enumerate(ids) if token != bos), len(ids)) - 1 :]
         if ids and max(ids) >= self._vocab_size:
+            last = max(ids)
+            if last in self._backend.get_added_tokens_decoder():
+                raise UsageError(
+                    f"the text holds {shown(self.token(last))}, for which the model has no embedding: its id is {last} "
+                    f"of {self._vocab_size}; leave it out of the text"
+                )
             raise CheckpointError(
-                f"The tokenizer gave id {max(ids)}, but the model has only {counted(self._vocab_size, 'embedding')}: "
+                f"The tokenizer gave id {last}, but the model has only {counted(self._vocab_size, 'embedding')}: "
                 "they do not belong together. Use the tokenizer that came with the model."
             )
         return ids
@@ -181,7 +193,7 @@ class Tokenizer:
 
     def token(self, token_id: int) -> str | None:
         """A token as the vocabulary writes it; None for an id without one."""
-        return self._backend.id_to_token(token_id)
+        return self._backend.id_to_token(self._same_as.get(token_id, token_id))
 
     def token_bytes(self, token_id: int) -> bytes:
         """What a token adds to a text, in UTF-8; maybe a part of a character. Special and unknown ones add nothing."""
@@ -251,8 +263,9 @@ class TokenBytes:
     sequence of byte tokens does not take the valid ones beside it along.
     """
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, same_as: Mapping[int, int] | None = None) -> None:
         self._backend = backend
+        self._same_as = same_as or {}
         self._known: dict[int, bytes] = {}
         for index, token in backend.get_added_tokens_decoder().items():
             self._known[index] = b"" if token.special else token.content.encode()
@@ -263,6 +276,7 @@ class TokenBytes:
         self._read_decoder({"type": None} if decoder is None else json.loads(decoder.__getstate__()))
 
     def __call__(self, token_id: int) -> bytes:
+        token_id = self._same_as.get(token_id, token_id)
         found = self._known.get(token_id)
         if found is None:
             is_id = 0 <= token_id < 1 << 32  # as the library counts them
@@ -379,6 +393,7 @@ def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
         special_tokens={
             name: tokens[index] for name, index in ids.items() if index is not None and 0 <= index < len(tokens)
         },
+        same_as=gguf_tokenizer.repeated(tokens),
     )
 
 

@@ -24,7 +24,7 @@ from llmcl.models.families.blocks import (
     Scores,
 )
 from llmcl.models.families.family import Family, LayerSettings
-from llmcl.tokenizer.gguf_tokenizer import PRE_TOKENIZERS
+from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 # Words for the fields of blocks that are set, in the order in which they are listed.
 _ATTENTION = {
@@ -47,7 +47,7 @@ def supported_models() -> dict[str, Any]:
     """Everything as one object that JSON can hold."""
     return {
         "families": [_described(name, family) for name, family in FAMILIES.items()],
-        "text_parts": {name: family for name, (_, family) in TEXT_PARTS.items()},
+        "text_parts": {name: part.family for name, part in TEXT_PARTS.items()},
         "formats": {
             "safetensors": list(FLOAT_FORMATS),
             "gguf": list(FORMATS),
