@@ -21,10 +21,12 @@ import numpy as np
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.latent import split_latents
+from llmcl.checkpoint.pre_tokenizers import words_of
 from llmcl.checkpoint.stacked import parts_of
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import GgufFactors, config_from_gguf
+from llmcl.models.config.missing import check_file_type
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.family import Family
 
@@ -84,6 +86,7 @@ LAYER_MODULE_NAMES = {
 _FUSED = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _OF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
+_PART = re.compile(r"(.+)-[0-9]{5}-of-([0-9]{5})\.gguf")
 _ROPE_FACTORS = {
     "rope_freqs.weight": "of_all",
     "rope_factors_short.weight": "short",
@@ -93,13 +96,7 @@ _ROPE_FACTORS = {
 
 def open_file(path: Path, name: str) -> Checkpoint:
     """The checkpoint in a GGUF file. Raises CheckpointError or UnsupportedModelError."""
-    metadata, stored = read_gguf(path)
-    n_parts = metadata.get("split.count", 1)
-    if type(n_parts) is not int or n_parts > 1:
-        raise UnsupportedModelError(
-            "the file is one part of a split GGUF; llmcl reads single files. Merge the parts with "
-            "llama.cpp's `llama-gguf-split --merge`."
-        )
+    metadata, stored = _read_parts(path)
     config = config_from_gguf(metadata, stored.keys(), GgufFactors(**_rope_factors(stored)))
     family = FAMILIES[config.architecture]
     layer_names = {**LAYER_MODULE_NAMES, **family.gguf_modules}
@@ -121,10 +118,99 @@ def open_file(path: Path, name: str) -> Checkpoint:
     return Checkpoint(name, path, config, split_latents(by_hf_name, config), gguf_metadata=metadata)
 
 
+def part_names(name: str) -> list[str]:
+    """The names of all parts of a split file, of which `name` is one; [name] for a file that is whole."""
+    match = _PART.fullmatch(name)
+    if match is None:
+        return [name]
+    return [f"{match[1]}-{i:05d}-of-{match[2]}.gguf" for i in range(1, int(match[2]) + 1)]
+
+
+def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
+    """`read_gguf` of a file and the other parts beside it, if it is split. The first part has the metadata."""
+    metadata, stored = read_gguf(path)
+    n_parts = metadata.get("split.count", 1)
+    if type(n_parts) is not int:
+        _fail(f"split.count is {shown(n_parts)}, expected a whole number")
+    if n_parts < 2:
+        return metadata, stored
+    names = part_names(path.name)
+    if len(names) != n_parts:
+        raise CheckpointError(
+            f"the file is one of {n_parts} parts of a split GGUF, and its name does not say which. Give the "
+            f"parts their names again: ...-00001-of-{n_parts:05d}.gguf and so on."
+        )
+    if missing := next((name for name in names if not path.with_name(name).exists()), None):
+        raise CheckpointError(
+            f"the file is one of {n_parts} parts of a split GGUF, and {missing} is missing beside it."
+        )
+    parts = [(metadata, stored) if name == path.name else read_gguf(path.with_name(name)) for name in names]
+    every: dict[str, StoredTensor] = {}
+    for i, (of_part, tensors) in enumerate(parts):
+        if (of_part.get("split.no"), of_part.get("split.count")) != (i, n_parts):
+            raise CheckpointError(f"{names[i]} is not part {i + 1} of {n_parts} of the same file. Fetch it again.")
+        if twice := every.keys() & tensors.keys():
+            _fail(f"tensor {shown(min(twice))} is in two parts")
+        every |= tensors
+    metadata = parts[0][0]
+    if (expected := metadata.get("split.tensors.count", len(every))) != len(every):
+        _fail(f"its parts have {len(every)} tensors, expected {shown(expected)}")
+    return metadata, every
+
+
+def check_header(data: bytes) -> bool:
+    """Raises UnsupportedModelError for a file with this beginning that llmcl does not run; False: it is too short."""
+    try:
+        metadata, table, _ = _read_header(_Cursor(np.frombuffer(data, np.uint8)))
+        names = [name for name, *_ in table]
+        factors = {_ROPE_FACTORS[name]: [1.0] * shape[-1] for name, shape, *_ in table if name in _ROPE_FACTORS}
+        if metadata.get("tokenizer.ggml.model") == "gpt2":
+            words_of(metadata.get("tokenizer.ggml.pre"))
+        if metadata.get("split.count", 1) == 1:  # the first part of several does not name all tensors
+            config_from_gguf(metadata, names, GgufFactors(**factors))
+        else:
+            check_file_type(metadata.get("general.type"))
+    except UnsupportedModelError:
+        raise
+    except CheckpointError:
+        return False
+    return True
+
+
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """(metadata, tensors by their GGUF names) of a file; shapes row-major. Raises CheckpointError."""
     data = map_file(path)
     cursor = _Cursor(data[:MAX_HEADER_BYTES])
+    metadata, table, alignment = _read_header(cursor)
+    content = data[-(-cursor.at // alignment) * alignment :]
+
+    stored: dict[str, StoredTensor] = {}
+    ranges = []
+    for name, shape, format, offset in table:
+        end = offset + math.prod(shape[:-1]) * row_bytes(shown(name), format, shape[-1])
+        if offset % alignment:
+            _fail(f"tensor {shown(name)} begins at {offset}, which is not a multiple of {alignment}")
+        if end > len(content):
+            _fail(f"tensor {shown(name)} ends at byte {end} of {len(content)}, so the file is truncated")
+        if name in stored:
+            _fail(f"tensor {shown(name)} is there twice")
+        stored[name] = StoredTensor(shape, format, content[offset:end])
+        ranges.append((offset, end, name))
+    behind = -(-max((end for _, end, _ in ranges), default=0) // alignment) * alignment
+    if "split.count" in metadata and bytes(content[behind : behind + len(MAGIC)]) == MAGIC:
+        raise CheckpointError(
+            "the file is parts of a split GGUF one behind the other. Keep each in its own file, "
+            "...-00001-of-00003.gguf and so on, or merge them with llama.cpp's `llama-gguf-split --merge`."
+        )
+    _check_no_holes(ranges, len(content), alignment)
+    return metadata, stored
+
+
+_Entry = tuple[str, tuple[int, ...], str, int]  # of the tensor table: name, row-major shape, format, offset
+
+
+def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], list[_Entry], int]:
+    """(metadata, tensor table, alignment). Raises CheckpointError, also where the file is longer than the cursor."""
     if bytes(cursor.take(4, "the magic number")) != MAGIC:
         raise CheckpointError("it is not a GGUF file (it does not begin with the letters GGUF). Check the path.")
     version = cursor.number("<I", "the version")
@@ -148,22 +234,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     alignment = metadata.get("general.alignment", 32)
     if type(alignment) is not int or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
         _fail(f"general.alignment is {shown(alignment)}, expected a power of two")
-    content = data[-(-cursor.at // alignment) * alignment :]
-
-    stored: dict[str, StoredTensor] = {}
-    ranges = []
-    for name, shape, format, offset in table:
-        end = offset + math.prod(shape[:-1]) * row_bytes(shown(name), format, shape[-1])
-        if offset % alignment:
-            _fail(f"tensor {shown(name)} begins at {offset}, which is not a multiple of {alignment}")
-        if end > len(content):
-            _fail(f"tensor {shown(name)} ends at byte {end} of {len(content)}, so the file is truncated")
-        if name in stored:
-            _fail(f"tensor {shown(name)} is there twice")
-        stored[name] = StoredTensor(shape, format, content[offset:end])
-        ranges.append((offset, end, name))
-    _check_no_holes(ranges, len(content), alignment)
-    return metadata, stored
+    return metadata, table, alignment
 
 
 def _check_no_holes(ranges: list[tuple[int, int, str]], n_content: int, alignment: int) -> None:
@@ -257,7 +328,7 @@ def _read_value(cursor: _Cursor, type_number: int, what: str, depth: int = 0) ->
     return [_read_value(cursor, _ARRAY, what, depth + 1) for _ in range(n_items)]
 
 
-def _read_tensor_entry(cursor: _Cursor, index: int) -> tuple[str, tuple[int, ...], str, int]:
+def _read_tensor_entry(cursor: _Cursor, index: int) -> _Entry:
     """(name, row-major shape, format, offset) of the next entry of the tensor table."""
     name = cursor.text(f"the name of tensor {index}")
     what = f"tensor {shown(name)}"

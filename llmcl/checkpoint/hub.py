@@ -9,8 +9,11 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import Request, urlopen
 
 from llmcl.checkpoint.files import optional_json, read_json
+from llmcl.checkpoint.gguf import check_header, part_names
 from llmcl.checkpoint.safetensors import (
     INDEX_FILE,
     check_no_adapter,
@@ -32,6 +35,7 @@ _SMALL_FILES = (
     "chat_template.jinja",
 )
 _ANSWER_TIMEOUT_S = 10.0
+_MAX_HEADER = 1 << 26  # bytes of a GGUF file that are fetched to see whether llmcl runs it
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
@@ -75,7 +79,7 @@ class Hub:
 
     def fetch_file(self, file: str) -> Path:
         """One file of the model, for example a GGUF file, on the local disk. Raises HubError."""
-        return self._fetch(lambda: self._download_file(file), lambda: self._cached(file))
+        return self._fetch(lambda: self._download_file(file), lambda: self._cached_parts(file))
 
     def _fetch(self, download: Callable[[], Path], cached: Callable[[], Path | None]) -> Path:
         """`download()`; offline, or if the hub does not answer, what the cache holds."""
@@ -142,9 +146,40 @@ class Hub:
         if file not in sizes:
             there = one_line(", ".join(sorted(name for name in sizes if name.endswith(".gguf"))[:12]) or "none", 800)
             raise HubError(f"the model {self.repo_id} on the hub has no file {file}; its GGUF files: {there}.")
-        path = self._download(file, sizes[file], commit)
-        self._remember(file, commit)
-        return path
+        parts = part_names(file)
+        if missing := next((part for part in parts if part not in sizes), None):
+            raise HubError(f"the model {self.repo_id} on the hub lacks {missing}, a part of the split file {file}.")
+        self._named(self._check_header, parts[0], commit)
+        paths = {part: self._download(part, sizes[part], commit) for part in parts}
+        for part in parts:
+            self._remember(part, commit)
+        return paths[file]
+
+    def _check_header(self, file: str, commit: str) -> None:
+        """Raises UnsupportedModelError for a GGUF file that llmcl does not run, before it is downloaded.
+
+        Where its beginning cannot be had, the whole file says it.
+        """
+        from huggingface_hub import get_hf_file_metadata, hf_hub_url
+        from huggingface_hub.utils import build_hf_headers
+
+        if self._cached(file) is not None:
+            return
+        url = hf_hub_url(self.repo_id, file, revision=commit, endpoint=self.endpoint)
+        try:
+            location = get_hf_file_metadata(url, endpoint=self.endpoint).location
+            headers = build_hf_headers() if urlsplit(location).netloc == urlsplit(url).netloc else {}
+            request = Request(location, headers=headers | {"Range": f"bytes=0-{_MAX_HEADER - 1}"})
+            with urlopen(request, timeout=_ANSWER_TIMEOUT_S) as answer:
+                beginning = b""
+                while len(beginning) < _MAX_HEADER and (more := answer.read(max(len(beginning), 1 << 20))):
+                    beginning += more
+                    if check_header(beginning):
+                        return
+        except UnsupportedModelError:
+            raise
+        except Exception as error:
+            _log.debug("the beginning of %s cannot be had: %s", file, error)
 
     def _list_files(self) -> tuple[dict[str, int], str]:
         """({file: bytes}, commit) of the model's main branch."""
@@ -178,6 +213,11 @@ class Hub:
 
         path = try_to_load_from_cache(self.repo_id, file, cache_dir=self.cache_dir)
         return Path(path) if isinstance(path, str) else None
+
+    def _cached_parts(self, file: str) -> Path | None:
+        """The path of the file, if the other parts of a split one are in the cache as well."""
+        paths = {part: self._cached(part) for part in part_names(file)}
+        return paths[file] if all(paths.values()) else None
 
     def _cached_folder(self) -> Path | None:
         config_path = self._cached(_CONFIG_FILE)

@@ -57,6 +57,8 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
         hint = "Give the folder that holds config.json and model.safetensors."
         if gguf_files := sorted(path.name for path in folder.glob("*.gguf")):
             hint = f"It holds {one_line(', '.join(gguf_files[:5]))}: give the path of that file."
+            if (folder / gguf_files[0]).name.endswith(f"-00001-of-{len(gguf_files):05d}.gguf") and len(gguf_files) > 1:
+                hint = f"It holds a split GGUF file: give the path of its first part, {one_line(gguf_files[0], 80)}."
         raise CheckpointError(f"the folder has no config.json. {hint}")
     generation_config = optional_json(folder / "generation_config.json")
     config_json = read_json(folder / "config.json")

@@ -16,11 +16,11 @@ import numpy as np
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
+from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError
 from llmcl.models.config import ModelConfig
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
-from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 ROPE_FACTORS = "rope_freqs.weight"
 _FOLDER_ARCHITECTURES = ("llama", "mistral")

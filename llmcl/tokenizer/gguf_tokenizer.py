@@ -15,10 +15,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmcl.checkpoint.pre_tokenizers import words_of
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 from llmcl.models.config.reader import Reader
 from llmcl.tokenizer.library import refusing
-from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -72,14 +72,7 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
 def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokenizer, bool]:
     from tokenizers import Tokenizer, decoders, models, normalizers
 
-    pre = metadata.get("tokenizer.ggml.pre")
-    if not isinstance(pre, str) or pre not in PRE_TOKENIZERS:
-        if pre is None:
-            problem, remedy = "has no tokenizer.ggml.pre", "a file from a current converter"
-        else:
-            problem, remedy = f"names the pre-tokenizer {shown(pre)}, which llmcl does not have", "another file"
-        raise UnsupportedModelError(f"The GGUF file {problem}. Use {remedy}, or the model's Hugging Face folder.")
-    words = PRE_TOKENIZERS[pre]
+    words = words_of(metadata.get("tokenizer.ggml.pre"))
     tokenizer = Tokenizer(_checked(models.BPE, _vocabulary(tokens), _merges(metadata), ignore_merges=words.whole_words))
     if words.composes:
         tokenizer.normalizer = normalizers.NFC()
@@ -98,6 +91,10 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
                 "between. The file is damaged; get it again."
             )
         merges.append((left, right))
+    tokens = metadata["tokenizer.ggml.tokens"]
+    if repeated(tokens):  # the text that stands twice may have taken the place of one that merges make
+        known = set(tokens)
+        merges = [(left, right) for left, right in merges if {left, right, left + right} <= known]
     return merges
 
 

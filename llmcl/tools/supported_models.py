@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
+from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
 from llmcl.kernels.common.dtype import KV_DTYPES
 from llmcl.models import families
@@ -24,7 +25,6 @@ from llmcl.models.families.blocks import (
     Scores,
 )
 from llmcl.models.families.family import Family, LayerSettings
-from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 # Words for the fields of blocks that are set, in the order in which they are listed.
 _ATTENTION = {

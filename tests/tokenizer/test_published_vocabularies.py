@@ -20,8 +20,8 @@ from made_tokenizers import (
 )
 from tokenizers import Regex, models, pre_tokenizers
 
+from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.tokenizer.gguf_tokenizer import CONTROL, NORMAL, build
-from llmcl.tokenizer.pre_tokenizers import PRE_TOKENIZERS
 
 Metadata = dict[str, Any]
 

@@ -21,7 +21,7 @@ from llmcl.models.config.family_fields import (
 from llmcl.models.config.heads import heads_from_gguf, keys_as_values_from_gguf, kv_heads_from_gguf
 from llmcl.models.config.latent import latent_from_gguf, latent_scale, log_multiplier_from_gguf
 from llmcl.models.config.layer_inputs import input_size_from_gguf, keys_of_from_gguf, mlp_widths_from_gguf
-from llmcl.models.config.missing import refuse_architecture
+from llmcl.models.config.missing import check_file_type, refuse_architecture
 from llmcl.models.config.model_config import ModelConfig, checked
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.config.recurrent import recurrent_from_gguf
@@ -54,6 +54,7 @@ def config_from_gguf(
     rope_factors: the values of the tensors that scale rotary frequencies.
     `dtype` is "quantized"; who knows the tensors' formats replaces it. Raises as `config_from_hf` does.
     """
+    check_file_type(metadata.get("general.type"))
     arch = Reader(metadata, "GGUF metadata").text("general.architecture")
     if arch not in GGUF_FAMILIES:
         refuse_architecture(arch, "the GGUF architecture", GGUF_FAMILIES)

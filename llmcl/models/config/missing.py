@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import NoReturn
 
-from llmcl.errors import shown
+from llmcl.errors import UnsupportedModelError, shown
 from llmcl.models.config.reader import unsupported
 
 _MISSING = {
@@ -30,7 +30,18 @@ _MISSING = {
     "several streams of activations in each layer (AltUp)": "gemma3n gemma3n_text",
     "blocks of diffusion": "dream llada llada-moe",
 }
+_FILE_TYPES = {
+    "adapter": "a LoRA adapter, not a model: merge it into its model (llama.cpp's llama-export-lora)",
+    "imatrix": "an importance matrix for quantising, not a model",
+    "mmproj": "an encoder of images or sound (mmproj), which belongs beside a model",
+}
 _WHAT = {name: what for what, names in _MISSING.items() for name in names.split()}
+
+
+def check_file_type(kind: object) -> None:
+    """Raises UnsupportedModelError for a GGUF file that is no model; kind: its general.type."""
+    if isinstance(kind, str) and kind in _FILE_TYPES:
+        raise UnsupportedModelError(f"the file is {_FILE_TYPES[kind]}. Give the GGUF file of the model.")
 
 
 def refuse_architecture(name: str, what: str, known: Iterable[str]) -> NoReturn:

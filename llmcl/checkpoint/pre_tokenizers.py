@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from llmcl.errors import UnsupportedModelError, shown
+
 if TYPE_CHECKING:
     from tokenizers.pre_tokenizers import PreTokenizer
 
@@ -155,3 +157,13 @@ _NAMES: dict[str, Words] = {
 }
 
 PRE_TOKENIZERS: dict[str, Words] = {name: words for names, words in _NAMES.items() for name in names.split()}
+
+
+def words_of(pre: object) -> Words:
+    """Looks up the rules of a name. Raises UnsupportedModelError for one that is not known, or none."""
+    if isinstance(pre, str) and pre in PRE_TOKENIZERS:
+        return PRE_TOKENIZERS[pre]
+    problem = f"names the pre-tokenizer {shown(pre)}, which llmcl does not have"
+    if pre is None:
+        problem = "has no tokenizer.ggml.pre, so it is of an old converter"
+    raise UnsupportedModelError(f"The GGUF file {problem}. Use another file, or the model's Hugging Face folder.")
