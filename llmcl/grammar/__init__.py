@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcl.grammar.compiler import CompiledGrammar, Grammars
-from llmcl.grammar.grammar import Grammar
+from llmcl.grammar.grammar import Grammar, without_unknown_formats
 from llmcl.grammar.matcher import Matcher, masks_of
 
-__all__ = ["CompiledGrammar", "Grammar", "Grammars", "Matcher", "masks_of"]
+__all__ = ["CompiledGrammar", "Grammar", "Grammars", "Matcher", "masks_of", "without_unknown_formats"]

@@ -42,6 +42,38 @@ class Grammar:
         return made
 
 
+# The formats of texts that llguidance knows. Others are annotations, as JSON Schema has it.
+_FORMATS = frozenset(
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"]
+)
+_VALUES = frozenset(("const", "enum", "default", "examples"))  # keywords with values in place of schemas
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas"))
+
+
+def without_unknown_formats(schema: Any) -> Any:
+    """The schema without each `format` that is an annotation; one that is nested too deeply as it is."""
+    try:
+        return _known(schema)
+    except RecursionError:  # it is refused where it is compiled
+        return schema
+
+
+def _known(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_known(each) for each in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    kept: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key in _NAMED and isinstance(value, Mapping):
+            kept[key] = {name: _known(each) for name, each in value.items()}
+        elif key in _VALUES:
+            kept[key] = value
+        elif key != "format" or not isinstance(value, str) or value in _FORMATS:
+            kept[key] = _known(value)
+    return kept
+
+
 def _text_of(kind: Any, source: Any) -> Grammar:
     if not isinstance(source, str) or not source.strip():
         raise UsageError(f"{kind} is {shown(source)}; expected a text that is not empty")
@@ -57,7 +89,7 @@ def _schema_text(schema: Any) -> str:
             schema = json.loads(schema)
         if not isinstance(schema, Mapping):
             raise UsageError(f"schema is {shown(schema)}; expected a JSON schema, which is an object")
-        return json.dumps(dict(schema), allow_nan=False)
+        return json.dumps(without_unknown_formats(schema), allow_nan=False)
     except UsageError:
         raise
     except (TypeError, ValueError, RecursionError) as error:

@@ -87,4 +87,10 @@ def compiled_in_time(grammar: Grammar) -> str:
 def refused(grammar: Grammar, reason: str) -> UsageError:
     """The error of a grammar that llguidance refuses; reason: its own words."""
     words = " ".join(reason.partition("<backtrace>")[0].split())
+    if "oneOf" in words:  # it names an option of its own
+        words = (
+            "oneOf is supported where no value can match two of its branches, such as objects whose required "
+            "property has another const in each; give anyOf in its place"
+        )
+        return UsageError(f"{grammar.kind} is refused: {words}")
     return UsageError(f"{grammar.kind} is refused: {one_line(words, 300)}; change it")

@@ -277,7 +277,9 @@ def _tagged(tags: Tags, tool: Tool, i: int, lark: _Lark) -> list[str]:
 
 
 def _answer_rule(schema: Mapping[str, Any]) -> str:
-    return f"answer: %json {json.dumps({**schema, 'x-guidance': X_GUIDANCE})}"
+    from llmcl.grammar import without_unknown_formats
+
+    return f"answer: %json {json.dumps({**without_unknown_formats(schema), 'x-guidance': X_GUIDANCE})}"
 
 
 def _arguments_rule(tool: Tool, i: int) -> str:
@@ -286,7 +288,10 @@ def _arguments_rule(tool: Tool, i: int) -> str:
 
 def _json_rule(name: str, schema: Mapping[str, Any], tool: Tool) -> str:
     """What llguidance does not support of a schema counts for nothing, unless the tool is strict."""
-    return f"{name}: %json {json.dumps({**schema, 'x-guidance': {**X_GUIDANCE, 'lenient': not tool.strict}})}"
+    from llmcl.grammar import without_unknown_formats  # the server listens before it is imported
+
+    options = {**X_GUIDANCE, "lenient": not tool.strict}
+    return f"{name}: %json {json.dumps({**without_unknown_formats(schema), 'x-guidance': options})}"
 
 
 def _joined(*parts: str) -> str:

@@ -14,7 +14,7 @@ import pytest
 from fake_server import FakeEngine, Running, byte_tokenizer, running
 from pydantic import BaseModel
 
-from llmcl.grammar import trial
+from llmcl.grammar import trial, without_unknown_formats
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 
@@ -129,6 +129,43 @@ def test_what_is_refused_is_a_400_that_says_why(
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert error["param"] == param and reason in error["message"] and len(error["message"]) < 600
+
+
+def test_unknown_formats_are_annotations(server: Running) -> None:
+    """`format` may also be the name of a property, and part of a value."""
+    secret = {"type": "string", "format": "password"}
+    schema = {
+        "type": "object",
+        "properties": {"format": secret, "at": {"type": "string", "format": "date"}, "e": {"enum": [{"format": "x"}]}},
+        "$defs": {"format": {"type": "array", "items": secret}},
+    }
+    tool = {"type": "function", "function": {"name": "f", "parameters": schema, "strict": True}}
+    assert server.chat(json_schema=schema).status_code == 200
+    assert server.chat(tools=[tool], tool_choice="required").status_code == 200
+    deep: dict[str, Any] = {"type": "string"}
+    for _ in range(400):
+        deep = {"type": "array", "items": deep}
+    assert without_unknown_formats(deep) == deep
+    function = tool["function"] | {"parameters": {"type": "object", "properties": {"x": deep}}}
+    answer = server.chat(tools=[{"type": "function", "function": function}], tool_choice="required")
+    assert answer.status_code == 400, answer.text
+    text = {"type": "string"}
+    assert without_unknown_formats(schema) == {
+        "type": "object",
+        "properties": {"format": text, "at": {"type": "string", "format": "date"}, "e": {"enum": [{"format": "x"}]}},
+        "$defs": {"format": {"type": "array", "items": text}},
+    }
+
+
+def test_branches_that_exclude_each_other(shared: Running) -> None:
+    def branch(kind: str) -> dict[str, Any]:
+        properties = {"kind": {"const": kind}, "x": {"type": "integer"}}
+        return {"type": "object", "properties": properties, "required": ["kind", "x"]}
+
+    for schema in {"oneOf": [branch("a"), branch("b")]}, {"oneOf": [{"type": "string"}, {"type": "integer"}]}:
+        assert shared.chat(json_schema=schema).status_code == 200
+    refused = shared.chat(json_schema={"oneOf": [{"type": "integer"}, {"type": "number"}]})
+    assert refused.status_code == 400 and "anyOf" in refused.text and "coerce" not in refused.text
 
 
 def test_a_schema_that_takes_too_long_holds_nobody_up(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
