@@ -8,28 +8,47 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp
 
-from llmcl.errors import shown
+from llmcl.errors import ContextLengthError, shown
+from llmcl.serve.access_log import record_of
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import answered, responses_messages, thinking, thought_budget
 from llmcl.serve.errors import RequestError
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
-from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.generation import GenerationResponse, as_refusal
 from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import max_tokens, read_sampling
-from llmcl.serve.served import Answer, Ask
+from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
 from llmcl.serve.tools import NO_TOOLS, ToolUse, openai_tools
 from llmcl.tokenizer.answer_parts import CallPart, Part, Said, Thought
 
 
-async def responses(request: Request, service: Service) -> GenerationResponse:
-    """Answers a conversation; see docs/guide/server.md for the fields."""
+async def responses(request: Request, service: Service) -> ASGIApp:
+    """Answers a conversation; see docs/guide/server.md for the fields.
+
+    Codex shortens a conversation where a stream says that it failed by its length, and gives up at a status of 400.
+    """
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.text("model")
+    try:
+        return await _answer(fields, served, service)
+    except ContextLengthError as error:
+        if not (fields.flag("stream") and request.headers.get("originator", "").startswith("codex")):
+            raise
+        refusal = as_refusal(error, served)
+        record_of(request.scope).error = refusal.message
+        form = ResponseForm(served.name, 0, fields, read_sampling(fields, served), None)
+        events = form.begin() + form.failed(refusal.body(request.url.path)["error"])
+        return Response(events, media_type="text/event-stream")
+
+
+async def _answer(fields: Fields, served: Served, service: Service) -> GenerationResponse:
     messages = responses_messages(fields)
     n_instructions = bool(fields.text("instructions"))  # those of an earlier response do not count
     messages[n_instructions:n_instructions] = _earlier(fields, service)
@@ -158,6 +177,10 @@ class ResponseForm:
     def error(self, body: dict[str, Any]) -> bytes:
         error = body["error"]
         return self._event("error", code=error["code"], message=error["message"], param=error["param"])
+
+    def failed(self, error: dict[str, Any]) -> bytes:
+        said = {"code": error["code"], "message": error["message"]}
+        return self._event("response.failed", response=self._response("failed", None) | {"error": said})
 
     def alive(self, answer: Answer) -> bytes:
         return self._event("response.in_progress", response=self._response("in_progress", None))

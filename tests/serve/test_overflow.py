@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
-from fake_server import Running
+from fake_server import Running, events
 
 from llmcl.serve.served import Served
 
 # The expressions that agents match the text of an error with, case aside, from their sources in November 2026.
-# Codex looks at the code alone; aider and other programs on LiteLLM get its ContextWindowExceededError.
+# Codex looks at the code of a response that failed; aider gets LiteLLM's ContextWindowExceededError.
 AGENTS = {
     "pi": ("prompt is too long", r"maximum context length is \d+ tokens", "reduce the length of the messages"),
     "opencode": ("prompt is too long", r"maximum context length is \d+ tokens", "context[_ ]length[_ ]exceeded"),
@@ -63,6 +64,22 @@ def test_many_messages_are_as_many_tokens_at_least(shared: Running) -> None:
     said = [{"role": "user", "content": ""}] * 2049
     message = shared.post("/v1/messages", {"messages": said, "max_tokens": 1}).json()["error"]["message"]
     assert message == "prompt is too long: at least 2049 tokens > 2048 maximum"
+
+
+def test_codex_reads_the_code_of_a_response_that_failed(shared: Running) -> None:
+    """It gives up at a 400, and shortens a conversation at this event. What it does not stream stays a 400."""
+    asked_for = {"input": "x" * 2100, "stream": True}
+    for path in "/v1/responses", "/responses":
+        answer = shared.post(path, asked_for, originator="codex_cli_rs")
+        assert answer.status_code == 200 and answer.headers["content-type"].startswith("text/event-stream")
+        received = [(name, json.loads(data)) for name, data in events(answer.text)]
+        assert [name for name, _ in received] == ["response.created", "response.in_progress", "response.failed"]
+        failed = received[-1][1]["response"]
+        assert failed["status"] == "failed" and failed["error"]["code"] == "context_length_exceeded"
+        assert failed["error"]["message"].startswith("This model's maximum context length is 2048 tokens.")
+    assert shared.post("/v1/responses", asked_for | {"stream": False}, originator="codex_cli_rs").status_code == 400
+    assert shared.post("/v1/responses", asked_for).status_code == 400
+    assert shared.post("/v1/responses", {"input": [], "stream": True}, originator="codex_cli_rs").status_code == 400
 
 
 @pytest.mark.parametrize("stream", [False, True])
