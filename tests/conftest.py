@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import examples
+import instructions
 import pytest
 from echo_engine import Engine
 from helpers import option_variables
@@ -86,6 +87,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    try:
+        instructions.hide()
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from None
     use_own_cache()
     examples.share = 0.25 if config.option.quick else 1.0
     # A shell's background job ignores Ctrl-C, and so would the tests of it and the programs that they start.
@@ -157,6 +162,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     elif config.option.pairs:
         terminalreporter.line(f"met in pairs by others: {config.stash.get(LEFT, 0)} cases")
     terminalreporter.section("OpenCL implementations")
+    terminalreporter.line(instructions.in_words())
     for name, entry in tested_devices().items():
         terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")
     if tuple(found_devices()) == ("oclgrind",):
