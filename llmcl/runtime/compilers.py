@@ -30,7 +30,7 @@ from llmcl.runtime.platforms import DeviceEntry, find_devices
 JOBS = "LLMCL_COMPILE_JOBS"  # the most processes that compile at once, this one included
 MAX_PROCESSES = 16
 HOST_BYTES = 1 << 30  # a child's interpreter, driver and compiler, at most
-DEVICE_BYTES = 4 << 30  # device memory for which there may be one child, whose context takes up to half a GiB
+DEVICE_BYTES = 4 << 30  # free device memory for which there may be one child, whose context takes up to half a GiB
 FEW_PROGRAMS = 2  # are compiled here before a child has started
 POLL_S = 0.01
 HAS_LATER = os.name == "posix"  # whether a child can be given a second pipe
@@ -42,10 +42,10 @@ Key = tuple[str, str, str]
 """File, build constants and prelude of a program: see `KernelSource.program`."""
 
 
-def n_children(entry: DeviceEntry, n_programs: int, n_later: int = 0) -> int:
+def n_children(entry: DeviceEntry, n_programs: int, n_later: int = 0, taken_bytes: int = 0) -> int:
     """How many children compile beside this process. Raises UsageError for a variable that is no number.
 
-    n_later: programs that this process does not wait for.
+    n_later: programs that this process does not wait for. taken_bytes: memory of the device that is in use.
     """
     text = os.environ.get(JOBS, "")
     if text and not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -58,7 +58,7 @@ def n_children(entry: DeviceEntry, n_programs: int, n_later: int = 0) -> int:
     if free is not None:
         limits.append(free // HOST_BYTES)
     if not entry.unified_memory:
-        limits.append(entry.global_mem_bytes // DEVICE_BYTES)
+        limits.append((entry.global_mem_bytes - taken_bytes) // DEVICE_BYTES)
     return max(0, min(limits))
 
 

@@ -289,6 +289,7 @@ class Device:
         self, launches: Iterable[Launch], progress: Progress | None, later: Iterable[Launch] = ()
     ) -> AbstractContextManager[None]:
         """See `ProgramCache.compiling`: what these launches need, and what others need later."""
+        self.programs.taken_bytes = self.allocated_bytes
         return self.programs.compiling(self.entry, _sources(launches), progress, _sources(later))
 
     def is_compiling(self, launches: Iterable[Launch]) -> bool:

@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from importlib import resources
 from pathlib import Path
 
@@ -73,6 +73,10 @@ class KernelSource:
 
     def program(self) -> Key:
         """File, build constants as options, and prelude: what is compiled at once."""
+        return self._key
+
+    @cached_property
+    def _key(self) -> Key:
         options = [f"-D {key}={constant_text(value)}" for key, value in sorted(self.constants.items())]
         if "MAX_REGISTERS" in self.constants:
             options.append(f"{REGISTER_LIMIT}{self.constants['MAX_REGISTERS']}")
@@ -106,6 +110,7 @@ class ProgramCache:
         self._is_cpu = bool(device.type & cl.device_type.CPU)
         self._programs: dict[Key, cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
+        self.taken_bytes = 0  # memory of the device that is not left for children
         self._background: Compilers | None = None
         self._counted = 0  # programs of its children that `compiled` contains
         self.compile_s = 0.0
@@ -187,7 +192,7 @@ class ProgramCache:
             later = list(dict.fromkeys((*later, *self._end_background())))
         if not (keys or later) or not (self.keeps_binaries and can_keep()):
             return
-        if not (n := n_children(entry, len(keys), len(later))):
+        if not (n := n_children(entry, len(keys), len(later), self.taken_bytes)):
             return
         start, before = time.perf_counter(), (self.compiled, self.compile_s)
         here = 0

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from helpers import random_weights, save_folder, small_config
 from programs import TINY_SHAPE
 
 import llmcl
@@ -39,3 +40,21 @@ def test_prompts_of_each_size(
     with llmcl.load_random(str(shape), device=Device.open(default_device.entry), max_context=256) as llm:
         assert llm.model._unprepared == set() and llm.device.programs.compiled == 0
         assert first == answers(llm)
+
+
+def test_a_model_for_an_engine_compiles_no_kernels_of_its_own(
+    default_device: Device, empty_cache: Path, tmp_path: Path
+) -> None:
+    config = small_config()
+    folder = save_folder(tmp_path / "m", config, random_weights(config, seed=3))
+    made = []
+    for compile_kernels in (True, False):
+        with llmcl.load(
+            str(folder), device=Device.open(default_device.entry), compile_kernels=compile_kernels, max_context=128
+        ) as llm:
+            n = len(llm.device.programs)
+            with llm.engine(max_sequences=2) as engine:
+                several = [each.token_ids for each in engine.generate([[3, 4], [5, 6, 7]], max_tokens=4)]
+            made.append((n, several, llm.generate([3, 4, 5], max_tokens=4).token_ids))
+    (n, *expected), (n_without, *said) = made
+    assert expected == said and n_without < n - 5

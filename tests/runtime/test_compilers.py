@@ -169,7 +169,9 @@ def test_memory_and_cores_bound_the_processes(default_entry: DeviceEntry, monkey
     monkeypatch.setattr(compilers, "host_available_bytes", lambda: free)
     assert n_children(card, 100) == compilers.MAX_PROCESSES - 1
     assert [n_children(card, n) for n in (0, 1, 2, 3)] == [0, 0, 0, 2]
+    assert [n_children(card, *n) for n in ((0, 1), (1, 2), (4, 4))] == [1, 2, 7]
     assert n_children(dataclasses.replace(card, global_mem_bytes=8 * GIB), 100) == 2
+    assert [n_children(card, 100, 0, taken * GIB) for taken in (70, 78, 90)] == [2, 0, 0]
     free = 3 * GIB + 1
     assert n_children(card, 100) == 3
     monkeypatch.setattr(compilers, "usable_cores", lambda: 1)
