@@ -13,19 +13,18 @@ import atexit
 import json
 import os
 import subprocess
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn
+from typing import Any
 from weakref import WeakSet
 
 from llmcl.errors import UsageError, shown
 from llmcl.runtime import child_process
 from llmcl.runtime.cores import usable_cores
 from llmcl.runtime.host_memory import host_available_bytes
-from llmcl.runtime.platforms import DeviceEntry, find_devices
+from llmcl.runtime.platforms import DeviceEntry
 
 JOBS = "LLMCL_COMPILE_JOBS"  # the most processes that compile at once, this one included
 MAX_PROCESSES = 16
@@ -36,7 +35,7 @@ POLL_S = 0.01
 HAS_LATER = os.name == "posix"  # whether a child can be given a second pipe
 
 _JOB_BYTES = 4
-_BEGIN, _DONE, _FAILED = "begin", "done", "failed"
+BEGIN, DONE, FAILED = "begin", "done", "failed"
 
 Key = tuple[str, str, str]
 """File, build constants and prelude of a program: see `KernelSource.program`."""
@@ -90,7 +89,7 @@ class Compilers:
     def _start(self, log: Path, arguments: Sequence[str]) -> None:
         now, later = self._queues
         how: dict[str, Any] = {**self._place, **({"pass_fds": [later]} if HAS_LATER else {})}
-        command = child_process.command(__name__, *arguments, *([str(later)] if HAS_LATER else []))
+        command = child_process.command("llmcl.runtime.compile_child", *arguments, *([str(later)] if HAS_LATER else []))
         with open(log, "wb") as output:
             child = subprocess.Popen(command, stdin=now, stdout=output, stderr=subprocess.DEVNULL, **how)
         self._children.append((child, log))
@@ -103,15 +102,15 @@ class Compilers:
 
     def take(self) -> int | None:
         """The next job that is wanted now, which is then the caller's. None: all are taken."""
-        return _read_job(self._queues[0])
+        return read_job(self._queues[0])
 
     def done(self) -> set[int]:
         """The jobs whose programs are on disk."""
-        return self._jobs(_DONE)
+        return self._jobs(DONE)
 
     def ended(self) -> set[int]:
         """The jobs that children did or failed at."""
-        return self._jobs(_DONE, _FAILED)
+        return self._jobs(DONE, FAILED)
 
     def _jobs(self, *words: str) -> set[int]:
         return {job for _, log in self._children for word, job in _entries(log) if word in words}
@@ -122,7 +121,7 @@ class Compilers:
         for child, log in self._children:
             running = child.poll() is None  # before the look at what it wrote
             entries = _entries(log)
-            if running and entries and entries[-1][0] == _BEGIN:
+            if running and entries and entries[-1][0] == BEGIN:
                 jobs.add(entries[-1][1])
         return jobs
 
@@ -162,7 +161,7 @@ def _queue(first: int, end: int) -> int:
     return queue
 
 
-def _read_job(queue: int) -> int | None:
+def read_job(queue: int) -> int | None:
     taken = os.read(queue, _JOB_BYTES)
     return int.from_bytes(taken, "little") if len(taken) == _JOB_BYTES else None
 
@@ -170,52 +169,3 @@ def _read_job(queue: int) -> int | None:
 def _entries(log: Path) -> list[tuple[str, int]]:
     lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last one is not complete yet
     return [(word, int(job)) for word, _, job in (line.partition(" ") for line in lines)]
-
-
-def _work(index: str, label: str, programs: str, later: str = "") -> None:
-    """The child: opens the device and compiles a job after the other until there is none, or the parent is gone."""
-    parent = os.getppid()
-    log = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what drivers print
-    entry = next(entry for entry in find_devices() if entry.index == int(index) and entry.label == label)
-    compile_key = _compiler(entry)
-    keys = json.loads(Path(programs).read_text(encoding="utf-8"))
-    for queue in (0, *map(int, filter(None, [later]))):
-        if queue and hasattr(os, "nice"):
-            os.nice(10)
-        while os.getppid() == parent and (job := _read_job(queue)) is not None:
-            os.write(log, f"{_BEGIN} {job}\n".encode())
-            word = _DONE if compile_key(tuple(keys[job])) else _FAILED
-            os.write(log, f"{word} {job}\n".encode())
-
-
-def _compiler(entry: DeviceEntry) -> Callable[[Key], bool]:
-    import pyopencl as cl
-
-    from llmcl.errors import KernelBuildError
-    from llmcl.runtime.program import ProgramCache
-
-    programs = ProgramCache(cl.Context([entry.device]), entry.device)
-
-    def compile_key(key: Key) -> bool:
-        try:
-            return programs.store(key)
-        except KernelBuildError:  # the parent meets it, too, and says so
-            return False
-
-    return compile_key
-
-
-def _main() -> NoReturn:
-    import signal
-
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C, which may end an answer alone: see the parent
-    try:
-        _work(*sys.argv[1:])
-    except Exception:  # the parent compiles what is missing
-        os._exit(1)
-    os._exit(0)  # at once: drivers take their time to end
-
-
-if __name__ == "__main__":
-    _main()

@@ -100,9 +100,10 @@ def _endpoint(scope: Scope) -> Endpoint:
     if path.startswith(_MODELS):
         scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL
     endpoints = GET if method in ("GET", "HEAD") else POST if method == "POST" else {}
+    shown = method[:20]
     if (found := endpoints.get(path)) is not None:
         return found
     if path in GET or path in POST:
         allow = "GET, HEAD" if path in GET else "POST"
-        raise RequestError(405, f"Method Not Allowed: {method} {scope['path'][:200]}", code="not_found", allow=allow)
-    raise RequestError(404, f"Not Found: {method} {path[:200]}", code="not_found")
+        raise RequestError(405, f"Method Not Allowed: {shown} {scope['path'][:200]}", code="not_found", allow=allow)
+    raise RequestError(404, f"Not Found: {shown} {path[:200]}", code="not_found")

@@ -11,7 +11,7 @@ from fuzz.mutations import TEXTS, Draw, change_bytes, change_json, dump, json_va
 from fuzz.seeds import Folders
 from hypothesis import strategies as st
 
-_METHODS = ["GET", "POST", "POST", "POST", "OPTIONS", "HEAD", "PUT", "get", "", "\xff"]
+_METHODS = ["GET", "POST", "POST", "POST", "OPTIONS", "HEAD", "PUT", "get", "", "\xff", "A" * 9000]
 _PATHS = [
     "/",
     "*",
