@@ -161,7 +161,7 @@ class Hub:
         Where its beginning cannot be had, the whole file says it.
         """
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
-        from huggingface_hub.utils import build_hf_headers
+        from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
         if self._cached(file) is not None:
             return

@@ -12,6 +12,7 @@ the algorithm, `pre` the rules that cut a text into words before it. Three algor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -175,7 +176,7 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
     """Whether the file is of Phi-3, as llama.cpp tells it; no key says that its special tokens take spaces along."""
     name = metadata.get("general.name")
-    return isinstance(name, str) and any(part in name.lower() for part in ("phi-3", "phi3"))
+    return isinstance(name, str) and re.search("phi[ -]?3", name.lower()) is not None
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], *, rstrip: bool) -> None:

@@ -314,3 +314,23 @@ def test_as_a_user_runs_it(server, tmp_path):
     assert run("org/tiny", "offline").stdout == "64\n"
     assert run("org/gguf/m.gguf", "offline").stderr.count("Run once without --offline") == 1
     assert f"127.0.0.1:{port}" in run("org/sharded").stderr
+
+
+def test_a_gguf_file_that_is_not_run_is_refused_by_its_beginning(gguf_files, server, tmp_path):
+    path = gguf_files.write(tmp_path / "x.gguf", {"a": np.ones((4, 32))}, metadata={"general.type": "adapter"})
+    server.models["org/lora"] = {"x.gguf": path.read_bytes()}
+    with pytest.raises(UnsupportedModelError, match="org/lora: the file is a LoRA adapter"):
+        Hub("org/lora", endpoint=server.url, cache_dir=tmp_path / "cache").fetch_file("x.gguf")
+    assert not list((tmp_path / "cache").rglob("x.gguf"))
+
+
+def test_all_parts_of_a_split_file_are_fetched(server, tmp_path):
+    parts = {f"m-0000{i}-of-00002.gguf": b"GGUF" + bytes([i]) for i in (1, 2)}
+    server.models["org/split"] = dict(parts)
+    hub = Hub("org/split", endpoint=server.url, cache_dir=tmp_path / "cache")
+    path = hub.fetch_file("m-00002-of-00002.gguf")
+    assert {file: path.with_name(file).read_bytes() for file in parts} == parts
+    del server.models["org/split"]["m-00001-of-00002.gguf"]
+    other = Hub("org/split", endpoint=server.url, cache_dir=tmp_path / "other")
+    with pytest.raises(HubError, match=r"lacks m-00001-of-00002[.]gguf, a part of the split file"):
+        other.fetch_file("m-00002-of-00002.gguf")

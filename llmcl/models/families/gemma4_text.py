@@ -60,7 +60,7 @@ FAMILY = Family(
     windows=6,
     local_rope=True,
     own_heads=True,
-    experts=ExpertKeys("moe_intermediate_size", None, True, "intermediate_size", "top_k_experts", "enable_moe_block"),
+    experts=ExpertKeys("moe_intermediate_size", True, True, "intermediate_size", "top_k_experts", "enable_moe_block"),
     stacked={"experts.gate_up_proj": (_GATE, _UP), "experts.down_proj": (_DOWN,)},
     gguf_modules={
         **gemma2.FAMILY.gguf_modules,
