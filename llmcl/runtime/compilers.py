@@ -167,5 +167,8 @@ def read_job(queue: int) -> int | None:
 
 
 def _entries(log: Path) -> list[tuple[str, int]]:
-    lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last one is not complete yet
+    try:
+        lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last one is not complete yet
+    except FileNotFoundError:  # as Python ends, the folder may be gone first
+        return []
     return [(word, int(job)) for word, _, job in (line.partition(" ") for line in lines)]

@@ -222,3 +222,22 @@ def _is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+AT_EXIT = """
+import sys
+from llmcl.runtime.device import Device
+device = Device.open(sys.argv[1])
+keys = [("portable/arithmetic_peak.cl", f"-D WIDTH=1 -D CHAINS=1 -D ROUNDS={2 * n}", "") for n in range(9, 3000)]
+device.programs.compile_side_by_side(device.entry, keys[:3], lambda _: None, keys[3:])
+assert device.programs.compiles_later
+print(*(child.pid for child, _ in device.programs._background._children), flush=True)
+"""
+
+
+def test_the_end_does_not_wait_for_what_is_wanted_later(programs: ProgramCache, default_device: Device) -> None:
+    command = [sys.executable, "-c", AT_EXIT, default_device.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
+    pids = [int(pid) for pid in done.stdout.split()]
+    assert pids and not any(map(_is_running, pids))
