@@ -6,10 +6,10 @@ from collections.abc import Callable, Generator
 from typing import Any, Protocol
 from weakref import ref
 
-from llmcl.engine.conversation import Conversation
+from llmcl.engine.conversation import Conversation, Messages, split_turns
 from llmcl.engine.generation import Answer, Piece
 from llmcl.engine.leases import Lease, Leases
-from llmcl.errors import UsageError, shown
+from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.models.model import Model
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.channel_reader import has_channels
@@ -37,8 +37,8 @@ class Chat(Conversation):
     With a KV cache in pages every conversation keeps its own place in it; otherwise the last one to speak has it all.
     """
 
-    def __init__(self, llm: Speaker):
-        super().__init__()
+    def __init__(self, llm: Speaker, *, on_full: str = "error"):
+        super().__init__(on_full)
         if not hasattr(llm, "leases"):
             raise UsageError(f"llm is {shown(llm)}; expected a loaded model, as llmcl.load returns it")
         if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
@@ -68,7 +68,7 @@ class Chat(Conversation):
         """
 
         def work() -> Chat:
-            other = Chat(self._llm)
+            other = Chat(self._llm, on_full=self.on_full)
             other.messages = [dict(message) for message in self.messages]
             other._sequence = self._llm.model.cache.fork(self._sequence)
             return other
@@ -85,19 +85,52 @@ class Chat(Conversation):
     ) -> Lease[Piece]:
         """Yields the answer's pieces; closing the generator keeps what was said so far. Options as of `LLM.stream`.
 
-        Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context.
+        Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context. With
+        on_full="drop" that takes a single message that is longer than the context; `dropped` counts the turns dropped.
         """
         expected = self._turn(text, system_prompt)
-        most = self._llm.max_context
-        ids = self._tokenizer.encode_chat(expected, most=most)
+        fitted, ids = self._fitted(expected, max_tokens)
 
         def begin(answer: Answer) -> Generator[Piece, None, None]:
             # More was said meanwhile if this ended an answer, or waited for one.
             asked = self._turn(text, system_prompt)
-            again = ids if asked == expected else self._tokenizer.encode_chat(asked, most=most)
+            kept, again = (fitted, ids) if asked == expected else self._fitted(asked, max_tokens)
             pieces = answer(again, self._sequence)
-            return self._record(asked, self.messages, pieces, said if self._in_channels else str)
+            return self._record(kept, self.messages, pieces, said if self._in_channels else str)
 
         stream = self._llm.stream(ids, max_tokens=max_tokens, begin=begin, **options)
         self._answer = ref(stream)
         return stream
+
+    def _fitted(self, messages: Messages, max_tokens: int) -> tuple[Messages, list[int]]:
+        """Return the messages that go into the context, and their token ids.
+
+        Turns are dropped once less than a quarter of the context is left for the answer (or less than max_tokens, if
+        that is smaller). Then half of the context is freed, so that the next turns reuse the KV cache.
+        """
+        most = self._llm.max_context
+        self.dropped = 0
+        if self.on_full == "error":
+            return messages, self._tokenizer.encode_chat(messages, most=most)
+        ids = self._ids_up_to(messages, most - min(max_tokens, most // 4))
+        if ids is not None:
+            return messages, ids
+        least, last = 1, len(split_turns(messages)[1]) - 1  # the fewest turns to drop: a binary search
+        while least < last:
+            middle = (least + last) // 2
+            if self._ids_up_to(self._without_oldest(messages, middle), most // 2) is None:
+                least = middle + 1
+            else:
+                last = middle
+        kept = self._without_oldest(messages, last)
+        ids = self._tokenizer.encode_chat(kept, most=most)
+        self.dropped = max(last, 0)
+        return kept, ids
+
+    def _ids_up_to(self, messages: Messages, most: int) -> list[int] | None:
+        """Return the token ids of the messages; None if there are more than `most`."""
+        try:
+            ids = self._tokenizer.encode_chat(messages, most=most)
+        except ContextLengthError:
+            return None
+        return ids if len(ids) <= most else None

@@ -5,19 +5,59 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
-from llmcl.errors import check_text
+from llmcl.errors import UsageError, check_text, shown
 
 if TYPE_CHECKING:  # a conversation with a server needs nothing of an engine
     from llmcl.engine.generation import Piece
 
 Messages = list[dict[str, str]]
+ON_FULL = "error", "drop"
+
+
+def split_turns(messages: Messages) -> tuple[Messages, list[Messages]]:
+    """Split messages into those before the first question (the system prompt) and the turns.
+
+    A turn is a question and what follows it.
+    """
+    first: Messages = []
+    turns: list[Messages] = []
+    for message in messages:
+        if message["role"] == "user":
+            turns.append([message])
+        else:
+            (turns[-1] if turns else first).append(message)
+    return first, turns
 
 
 class Conversation:
-    """messages: what was said so far, [{"role": ..., "content": ...}]."""
+    """A conversation's messages, and what to do when they fill the context."""
 
-    def __init__(self) -> None:
-        self.messages: Messages = []
+    def __init__(self, on_full: str = "error") -> None:
+        if on_full not in ON_FULL:
+            raise UsageError(f"on_full is {shown(on_full)}; expected one of {', '.join(ON_FULL)}")
+        self.messages: Messages = []  # what was said so far, [{"role": ..., "content": ...}]
+        self.on_full = on_full  # "error" or "drop": raise ContextLengthError, or drop the oldest turns
+        self.dropped = 0  # turns that the last answer's question dropped
+
+    def undo(self) -> str | None:
+        """Forget the last question and its answer. Return the question; None if there is none."""
+        first, turns = split_turns(self.messages)
+        if not turns:
+            return None
+        *kept, last = turns
+        self.messages = [*first, *(message for turn in kept for message in turn)] if kept else []
+        return last[0]["content"]
+
+    def set_system_prompt(self, text: str | None) -> None:
+        """Give a conversation that has begun another system prompt, or none."""
+        if self.messages:
+            rest = [message for turn in split_turns(self.messages)[1] for message in turn]
+            self.messages = [*([{"role": "system", "content": text}] if text is not None else []), *rest]
+
+    def _without_oldest(self, messages: Messages, n_turns: int) -> Messages:
+        """Drop the oldest turns. Keeps the system prompt, and the last turn in any case."""
+        first, turns = split_turns(messages)
+        return [*first, *(message for turn in turns[min(n_turns, len(turns) - 1) :] for message in turn)]
 
     def _turn(self, text: str, system_prompt: str | None) -> Messages:
         """All messages with the next of the user; a system prompt begins a conversation, and changes none."""

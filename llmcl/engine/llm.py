@@ -65,6 +65,7 @@ class LLM:
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
+        self.sampling_defaults: dict[str, float] = {}  # what the checkpoint recommends; `llmcl chat` takes it
         self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
         self._grammars: Grammars | None = None
@@ -362,9 +363,13 @@ class LLM:
 
         return pieces()
 
-    def chat(self) -> Chat:
-        """A conversation that keeps its KV cache from turn to turn."""
-        return Chat(self)
+    def chat(self, *, on_full: str = "error") -> Chat:
+        """A conversation that keeps its KV cache from turn to turn.
+
+        on_full: what happens when the context is full. "error" raises ContextLengthError, "drop" drops the oldest
+        turns and keeps the system prompt.
+        """
+        return Chat(self, on_full=on_full)
 
     def logits(self, token_ids: Sequence[int], *, wait: bool = False) -> np.ndarray:
         """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation.

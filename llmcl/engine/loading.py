@@ -12,6 +12,7 @@ from threading import Thread
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
+from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.drafters import DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import Drafting
@@ -178,6 +179,7 @@ def load(
             compile_kernels=compile_kernels,
         )
         llm.tokenizer = tokenizer.result()
+        llm.sampling_defaults = sampling_defaults(checkpoint)
     if prompt_lookup:
         llm.speculation = Drafting(llm.model, PromptLookup(), progress=progress)
     elif draft_model is not None:

@@ -11,7 +11,7 @@ from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from llmcl.engine.conversation import Conversation
+from llmcl.engine.conversation import Conversation, Messages, split_turns
 from llmcl.errors import ContextLengthError, LlmclError, ServerError, UsageError, one_line, shown
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ class ServerChat(Conversation):
     url: such as http://127.0.0.1:8080, also with /v1 at the end. Raises UsageError for what is none.
     """
 
-    def __init__(self, url: str, api_key: str | None = None):
-        super().__init__()
+    def __init__(self, url: str, api_key: str | None = None, *, on_full: str = "error"):
+        super().__init__(on_full)
         parts = urlsplit(url)
         try:
             port = parts.port
@@ -40,6 +40,7 @@ class ServerChat(Conversation):
             raise UsageError(f"--server {shown(url)}: expected an address such as http://127.0.0.1:8080")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("--api-key has characters other than visible ASCII ones; give the server's key")
+        self.model_name = "any"  # what requests ask for; llmcl's server has one model, whatever its name
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
@@ -70,11 +71,26 @@ class ServerChat(Conversation):
         if ignore_eos:
             raise UsageError("--ignore-eos is not known to servers; leave it out")
         asked = self._turn(text, system_prompt)
-        body = {"model": "any", "messages": asked, "max_tokens": max_tokens, **sampling}
+        body = {"model": self.model_name, "max_tokens": max_tokens, **sampling}
         body |= {"stream": True, "stream_options": {"include_usage": True}} | ({"stop": [*stop]} if stop else {})
+        return self._answer(asked, body)
+
+    def _answer(self, asked: Messages, body: dict[str, Any]) -> Generator[Piece, None, None]:
+        """Ask with ever fewer turns while the server says that the context is full, if they may be dropped."""
         from llmcl.tokenizer.shown_text import said
 
-        return self._record(asked, self.messages, self._pieces(body), said)
+        n_turns, self.dropped = len(split_turns(asked)[1]), 0
+        while True:
+            kept = self._without_oldest(asked, self.dropped)
+            try:
+                yield from self._record(kept, self.messages, self._pieces(body | {"messages": kept}), said)
+                return
+            except ContextLengthError:
+                left = n_turns - self.dropped
+                if self.on_full == "error" or left <= 1:
+                    self.dropped = 0
+                    raise
+                self.dropped += left // 2
 
     def _pieces(self, body: dict[str, Any]) -> Generator[Piece, None, None]:
         from llmcl.engine.generation import Piece
