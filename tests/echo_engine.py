@@ -7,6 +7,7 @@ from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
 
+from llmcl.engine.conversation import Conversation
 from llmcl.engine.generation import Piece
 from llmcl.engine.stats import GenerationStats, summarize
 from llmcl.progress import Progress
@@ -30,6 +31,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.loaded: dict[str, Any] = {}
+        self.sampling_defaults: dict[str, float] = {}
         self.request: dict[str, Any] = {}
         self.before: Callable[[], None] = lambda: None  # called before the first token
         self.after: Callable[[int], None] = lambda n: None
@@ -77,5 +79,26 @@ class Engine:
             stats=self.stats,
         )
 
-    def chat(self) -> SimpleNamespace:
-        return SimpleNamespace(send=self.stream, reset=lambda: None, messages=[])
+    def chat(self, *, on_full: str = "error") -> EchoChat:
+        self.conversation = EchoChat(self, on_full)
+        return self.conversation
+
+    def close(self) -> None:
+        pass
+
+
+class EchoChat(Conversation):
+    """A conversation with `Engine`; requests are what each answer was asked with."""
+
+    def __init__(self, engine: Engine, on_full: str):
+        super().__init__(on_full)
+        self._engine = engine
+        self.requests: list[dict[str, Any]] = []
+
+    def reset(self) -> None:
+        self.messages = []
+
+    def send(self, text: str, *, system_prompt: str | None = None, **request: Any) -> Iterator[Piece]:
+        self.requests.append(request | {"system_prompt": system_prompt, "prompt": text})
+        stream = self._engine.stream(text, system_prompt=system_prompt, **request)
+        return self._record(self._turn(text, system_prompt), self.messages, stream)  # type: ignore[arg-type]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -69,13 +69,18 @@ def _columns() -> int | None:
         return None
 
 
-def show(pieces: Generator[Piece, None, None]) -> Answer:
-    """Prints each piece as it comes. Ctrl-C ends the answer after the token in work and closes `pieces`;
+def write_plain(text: str) -> None:
+    """Print a piece of an answer as it is."""
+    print(text, end="", flush=True)
+
+
+def show(pieces: Generator[Piece, None, None], write: Callable[[str], None] = write_plain) -> Answer:
+    """Prints each piece as it comes, with `write`. Ctrl-C ends the answer after the token in work and closes `pieces`;
     before the first token, or a second time, it raises KeyboardInterrupt at once."""
     answer = Answer()
     with _ctrl_c_ends(answer), closing(pieces):
         for piece in pieces:
-            print(piece.text, end="", flush=True)
+            write(piece.text)
             answer.n_tokens += 1
             answer.stats = piece.stats
             answer.finish_reason = piece.finish_reason

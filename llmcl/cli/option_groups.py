@@ -60,11 +60,16 @@ class Sampling:
     stop: opt.Stop = None
     ignore_eos: opt.IgnoreEos = False
 
-    def arguments(self, *, quiet: bool) -> dict[str, Any]:
-        """Those of `LLM.stream`; a seed drawn here is reported, so that the run can be repeated."""
+    def values(self) -> dict[str, Any]:
+        """Return the options by the names of `LLM.stream`."""
         given = asdict(self)
         given["temperature"] = given.pop("temp")
         given["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
+        return given
+
+    def arguments(self, *, quiet: bool) -> dict[str, Any]:
+        """Those of `LLM.stream`; a seed drawn here is reported, so that the run can be repeated."""
+        given = self.values()
         if self.seed is None and self.temp > 0:
             seed = given["seed"] = secrets.randbelow(2**32)
             if not quiet:

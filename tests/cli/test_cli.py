@@ -272,7 +272,7 @@ def test_a_pipe_closed_before_the_last_flush_ends_quietly(arguments: tuple[str, 
 @pytest.mark.usefixtures("generate")
 def test_chat_from_a_pipe_remembers_until_reset(run_here: Run) -> None:
     first, second = "Name one colour.", "Name another one."
-    options = ("chat", "-m", MODEL, "-n", "12")
+    options = ("chat", "-m", MODEL, "-n", "12", "--temp", "0")
     talk = run_here("llmcl", *options, stdin=f"{first}\n/stats\n{second}\n")
     forgetful = run_here("llmcl", *options, "-q", stdin=f"{first}\n/reset\n{second}\n")
     alone = run_here("llmcl", *options, "-q", stdin=f"{second}\n/exit\nnot read\n")

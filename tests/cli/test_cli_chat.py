@@ -12,7 +12,7 @@ import pytest
 from echo_engine import Engine
 
 from llmcl.cli.answer import Answer
-from llmcl.cli.chat import read_message
+from llmcl.cli.chat_input import read_message
 
 
 def test_ctrl_c_in_chat_stops_the_answer_and_not_the_program(
@@ -44,6 +44,7 @@ def type_in(monkeypatch: pytest.MonkeyPatch, *items: str | type[BaseException]) 
     monkeypatch.setattr("builtins.input", type_next)
     monkeypatch.setattr("sys.stdin", SimpleNamespace(isatty=lambda: True))
     monkeypatch.setitem(sys.modules, "readline", SimpleNamespace(get_line_buffer=lambda: ""))
+    monkeypatch.setattr("llmcl.cli.chat_input._readline", lambda: None)
 
 
 def test_ctrl_c_at_an_empty_prompt_hints_and_a_second_one_leaves(
