@@ -29,7 +29,7 @@ def sampling_defaults(checkpoint: Checkpoint) -> dict[str, float]:
 
 
 def _valid(settings: Mapping[str, Any], keys: Mapping[str, str]) -> dict[str, float]:
-    values = {name: settings.get(key) for name, key in keys.items()}
+    values: dict[str, Any] = {name: settings.get(key) for name, key in keys.items()}
     return {
         name: int(value) if name == "top_k" else float(value)
         for name, value in values.items()
