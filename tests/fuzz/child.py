@@ -224,8 +224,6 @@ def command_case(folder: Path, described: Any, models: Models) -> None:
     for line in lines:
         if line.startswith("error: "):
             raise Refusal(_without(named, line.removeprefix("error: ")), code, _last_location(where))
-        if line.startswith("Error: "):  # typer's, after a line that tells of --help
-            raise Refusal(_without(named, line) + "; see --help, and give another", code, "")
     if lines or out:  # llmcl without a command shows its help
         raise Failure(f"exit code {code} without an error: {errors[-300:]!r}")
     raise Failure(f"exit code {code} and nothing said")

@@ -1,0 +1,54 @@
+"""`llmcl run MODEL [PROMPT]`: a chat, or the answer to one prompt."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+
+from llmcl.cli import options as opt
+from llmcl.cli.chat import chat
+from llmcl.cli.generate import generate, piped_text
+from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
+
+EPILOG = opt.METRICS
+
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", envvar="LLMCL_MODEL", rich_help_panel="Arguments", help=opt.MODEL_HELP)
+]
+PromptArgument = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[PROMPT]...",
+        rich_help_panel="Arguments",
+        help="One prompt, whose answer is all; left out: what is piped, or else a chat.",
+    ),
+]
+
+
+@with_groups
+def run(
+    ctx: typer.Context,
+    model: ModelArgument,
+    prompt: PromptArgument = None,
+    system_prompt: opt.SystemPrompt = None,
+    sampling: Sampling = Sampling(max_tokens=1024),
+    loading: LoadingToAnswer = LoadingToAnswer(),
+    quiet: opt.Quiet = False,
+    verbose: opt.Verbose = False,
+) -> None:
+    """Chat with a model, or answer one prompt.
+
+    The options are those of llmcl chat and llmcl generate, which have more.
+    """
+    text = "\n\n".join(part for part in (" ".join(prompt or ()), piped_text()) if part)
+    options = ctx.params | {"ctx": ctx, "model": model, "prompt": text}
+    _call(generate if text else chat, options)
+
+
+def _call(command: Callable[..., None], options: dict[str, Any]) -> None:
+    """Calls a command with those of the options that it has, and its own defaults for the others."""
+    parameters = inspect.signature(command).parameters.values()
+    command(**{parameter.name: options.get(parameter.name, parameter.default) for parameter in parameters})
