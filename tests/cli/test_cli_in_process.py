@@ -334,6 +334,38 @@ def test_the_command_line_goes_before_the_other_options_variable(
     assert engine.request["prompt"] == "from the option"
 
 
+def test_a_pipe_goes_before_the_variable(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMCL_PROMPT", "from the variable")
+    for piped, expected in ((b"from the pipe\n", "from the pipe"), (b"", "from the variable")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(piped)))
+        assert invoke("generate", "-m", "m") == 0
+        assert engine.request["prompt"] == expected
+
+
+def test_options_have_the_names_of_other_engines(
+    engine: Engine, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--temperature 0.5 --n-predict 7 --repetition-penalty 1.1 -s 4 -ngl 99 --dtype BF16 --quantize Q4_0"
+    assert invoke("generate", "-hf", "m", "-p", "x", *options.split()) == 0
+    names = ("temperature", "max_tokens", "repeat_penalty", "seed")
+    assert [engine.request[name] for name in names] == [0.5, 7, 1.1, 4]
+    assert [engine.loaded[name] for name in ("model", "dtype", "quantize")] == ["m", "bfloat16", "q4_0"]
+    assert capsys.readouterr().err.count("-ngl has no effect") == 1
+
+
+def test_run_answers_a_prompt_or_chats(
+    engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"")))
+    assert invoke("run", "m", "two", "words", "-n", "7") == 0
+    assert engine.request["prompt"] == "two words" and engine.request["max_tokens"] == 7
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from the pipe\n")))
+    assert invoke("run", "m", "Sum up:") == 0
+    assert engine.request["prompt"] == "Sum up:\n\nfrom the pipe"
+
+
 def test_no_prompt_at_a_terminal(
     engine: Engine,
     invoke: Callable[..., int],
