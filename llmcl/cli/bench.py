@@ -20,7 +20,7 @@ pp512          512 random tokens prefilled: no tokenisation, no sampling
 tg128          128 single-token decodes from an empty context: no sampling
 tg128 @ d4096  the same after 4096 tokens, whose prefill is not timed
 gen256         real generation, sampling included, end-of-text ignored
-t/s            mean and standard deviation over the repetitions, after a warm-up
+t/s            mean and standard deviation of the repetitions, after a warm-up
 size           bytes of weights that one decode step reads
 GB/s           weights and KV cache read by a step, over its time
 of bandwidth   GB/s over that of a streaming read measured in the same run

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -132,11 +132,11 @@ def rm(
 
 def _cache() -> HFCacheInfo | None:
     """The cache of the hub; None where there is none yet."""
-    from huggingface_hub import scan_cache_dir
+    from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        return scan_cache_dir()
+        return scan_cache_dir(constants.HF_HUB_CACHE)
     except CacheNotFound:
         return None
     except (OSError, ValueError) as error:
@@ -184,7 +184,8 @@ def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:
             if repo.repo_type == "model" and repo.repo_id in whole:
                 hashes = [revision.commit_hash for revision in repo.revisions]
                 assert cache is not None
-                cache.delete_revisions(*hashes).execute()
+                # alone: copies of a repository have the same commits, and one of them would be deleted in its place
+                replace(cache, repos=frozenset([repo])).delete_revisions(*hashes).execute()
         for model in chosen:
             if model.name.partition(":")[0] not in whole:
                 _delete_files(Path(model.path))
