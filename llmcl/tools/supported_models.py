@@ -41,7 +41,7 @@ _ATTENTION = {
     "gated": "an output gate",
 }
 _RECURRENT = {"conv": "short convolutions", "linear_attention": "gated delta nets"}
-_WINDOWS = {"none": "", "all": "a window", "late": "a window in late layers"}
+_WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a window in late layers"}
 
 
 def supported_models() -> dict[str, Any]:
