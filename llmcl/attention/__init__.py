@@ -1,7 +1,7 @@
-"""Attention as a programming model: score_mod and mask_mod in Python, compiled into the kernels.
+"""Programmable attention: score_mod and mask_mod are Python functions compiled into the kernels.
 
-`flex_attention` and `create_block_mask` carry PyTorch's names and meanings; the functions below `where` are what a mod
-may call beside operators (NumPy's and PyTorch's do as well).
+`flex_attention` and `create_block_mask` follow PyTorch's names and semantics. A mod may use operators, `where` and the
+functions listed here, and the NumPy and PyTorch equivalents.
 """
 
 from llmcl.attention import masks

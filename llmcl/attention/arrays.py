@@ -1,4 +1,4 @@
-"""The arrays of attention: all of them the host's (NumPy), or all the device's (pyopencl.array)."""
+"""Checks and converts attention's arrays: either all on the host (NumPy) or all on the device (pyopencl.array)."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from llmcl.reference.storage import round_bfloat16
 from llmcl.runtime.device import Device
 
 PAGE_TABLE, SINKS = "page_table", "sinks"
-FIXED = {PAGE_TABLE: "int32", SINKS: "float32"}  # the dtypes of these on the device
-# As what NumPy holds each dtype: it has no bfloat16 of its own. Arrays of that may be uint16, their bits, or of a dtype
-# that another package (ml_dtypes) calls so.
+FIXED = {PAGE_TABLE: "int32", SINKS: "float32"}  # device dtypes
+# NumPy dtype that holds each device dtype. NumPy has no bfloat16: an array holds the bits as uint16 or uses a package's
+# bfloat16 dtype (ml_dtypes).
 HELD: dict[str, np.dtype[Any]] = {
     "float32": np.dtype(np.float32),
     "float16": np.dtype(np.float16),
@@ -23,7 +23,7 @@ HELD: dict[str, np.dtype[Any]] = {
 
 
 def dtype_of(array: Any) -> str | None:
-    """float32, float16 or bfloat16; float32 for other floats; None for what holds no floats."""
+    """Returns float32, float16 or bfloat16; float32 for any further float type; None for other types."""
     name = array.dtype.name
     if name in ("bfloat16", "uint16"):
         return "bfloat16"
@@ -33,7 +33,7 @@ def dtype_of(array: Any) -> str | None:
 
 
 def as_held(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The host's array as the device is to hold it. dtype: float32, or what `dtype_of` calls the array's."""
+    """Converts a host array to the device's format. dtype: float32, or `dtype_of(array)`."""
     if dtype == "bfloat16":
         return array.view(HELD[dtype])
     if dtype_of(array) == "bfloat16":
@@ -42,14 +42,14 @@ def as_held(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def as_result(array: np.ndarray, dtype: str) -> np.ndarray:
-    """float32, or what HELD has for `dtype`, in that dtype."""
+    """Converts a result (float32, or the format in HELD) to `dtype`."""
     if dtype == "bfloat16" and array.dtype == np.float32:
         return (round_bfloat16(array).view(np.uint32) >> 16).astype(np.uint16)
     return array.astype(HELD[dtype], copy=False)
 
 
 def on_device(arrays: dict[str, Any]) -> bool:
-    """Whether the arrays are the device's. Raises UsageError for a mixture, and for what is no array at all."""
+    """Whether the arrays are on the device. Raises UsageError for a mixture or for a value that isn't an array."""
     places = {name: is_device_array(array) for name, array in arrays.items()}
     for name, array in arrays.items():
         if not places[name] and not isinstance(array, np.ndarray):
@@ -66,7 +66,7 @@ def on_device(arrays: dict[str, Any]) -> bool:
 
 
 def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
-    """Raises UsageError for arrays that kernels cannot read, or whose work another queue does."""
+    """Raises UsageError for arrays that kernels cannot read, or arrays bound to another queue."""
     for name, array in arrays.items():
         if array.context != device.context:
             raise UsageError(
@@ -95,15 +95,15 @@ def check_device_arrays(device: Device, arrays: dict[str, Any]) -> None:
 
 
 def check_order(arrays: dict[str, Any]) -> None:
-    """Raises UsageError for arrays that are not in C order, for kernels that read no others."""
+    """Raises UsageError for arrays not in C order. Used for kernels without stride support."""
     for name, array in arrays.items():
         if not array.flags.c_contiguous:
             raise UsageError(f"{name} has strides {array.strides}; expected C order: array.copy(order='C')")
 
 
 def element_strides(array: Any) -> tuple[int, int, int] | None:
-    """How many elements apart batches, heads and rows of [B, H, L, D] are; None where a row is not in one piece of
-    memory, or where rows do not begin at multiples of 16 bytes."""
+    """Returns the strides, in elements, of batches, heads and rows in [B, H, L, D]. Returns None if a row isn't
+    contiguous or rows don't start at multiples of 16 bytes."""
     *outer, inner = array.strides
     if inner != array.dtype.itemsize or any(stride < 0 or stride % 16 for stride in outer):
         return None
@@ -112,7 +112,7 @@ def element_strides(array: Any) -> tuple[int, int, int] | None:
 
 
 def array_form(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-    """An array on the device without its memory, for `new_device_array`."""
+    """Returns a device array without memory, as a template for `new_device_array`."""
     from pyopencl.array import Array
 
     form = Array(device.queue, shape, dtype, allocator=device.allocator)
@@ -121,7 +121,8 @@ def array_form(device: Device, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 
 
 def new_device_array(form: Any, allocator: Any) -> Any:
-    """An uninitialised array like `form`. Its attributes copied: making an array takes longer than a small kernel."""
+    """Returns an uninitialised array like `form`. Copies its attributes: pyopencl's constructor takes longer than a
+    small kernel."""
     array = object.__new__(type(form))
     array.__dict__ = {**form.__dict__, "events": [], "allocator": allocator, "base_data": allocator(form.nbytes)}
     return array

@@ -1,4 +1,4 @@
-"""Which blocks of a mask are empty, partial or full: decided from bounds where they tell, by evaluation where not."""
+"""Classifies mask blocks as empty, partial or full: by bounds where they decide, else by evaluation."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from llmcl.attention.tracing.intervals import bounds
 from llmcl.attention.tracing.trace import TracedMod
 
 EMPTY, PARTIAL, FULL, UNDECIDED = 0, 1, 2, 3
-# Elements of one NumPy temporary, of up to 8 bytes; an expression has about ten of them alive.
+# Elements in a NumPy temporary, up to 8 bytes each; an expression keeps about ten temporaries alive.
 BATCH = 1 << 18
 SAMPLES = 8  # along each axis of a block
 SUBBLOCKS = 8
 
-# Elementwise evaluation is in the precision of the kernels, so that a comparison of floats falls out as it does there.
+# Elementwise evaluation uses the kernels' precision, so float comparisons give the kernels' results.
 FLOAT = np.float32
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Boxes of positions, one for each element of arrays that broadcast: first and last query and key of each."""
+    """Boxes of positions (first and last query and key), as arrays that broadcast."""
 
     q_first: Array
     q_last: Array
@@ -35,10 +35,10 @@ class Boxes:
 
 @dataclass(frozen=True)
 class Grid:
-    """The blocks of a mask: [B, H, ceil(Q_LEN / block_q), ceil(KV_LEN / block_kv)].
+    """The mask blocks [B, H, ceil(Q_LEN / block_q), ceil(KV_LEN / block_kv)].
 
-    A block is decided by the cheapest means that does it: bounds of the mask over the block; a pair that is seen and
-    one that is not among a few samples; bounds over parts of the block; evaluation of every pair.
+    Decides each block by the cheapest sufficient test: bounds over the block; a visible and a hidden pair among a few
+    samples; bounds over sub-blocks; evaluation of every pair.
     """
 
     traced: TracedMod
@@ -49,7 +49,7 @@ class Grid:
     block_size: tuple[int, int]
 
     def classify(self) -> NDArray[np.int8]:
-        """EMPTY, PARTIAL or FULL for each block; axes b and h have length 1 where the mask does not depend on them."""
+        """Returns EMPTY, PARTIAL or FULL per block. Axes b and h have length 1 if the mask doesn't depend on them."""
         n_q, n_kv = -(-self.q_len // self.block_size[0]), -(-self.kv_len // self.block_size[1])
         classes = np.empty((*self._heads(), n_q, n_kv), np.int8)
         for b, h in np.ndindex(*self._heads()):
@@ -72,7 +72,7 @@ class Grid:
         return self.B if "b" in depends else 1, self.H if "h" in depends else 1
 
     def _strips(self, b: int, h: int) -> Iterator[tuple[int, NDArray[np.int8], Array]]:
-        """First row, what the bounds tell of each block, and which are unsafe, for some rows of blocks at once."""
+        """Yields (first block row, states from the bounds, unsafe flags) for several block rows at a time."""
         block_q, block_kv = self.block_size
         kv = np.arange(0, self.kv_len, block_kv, dtype=np.int64)[None, :]
         n_q = -(-self.q_len // block_q)
@@ -84,7 +84,8 @@ class Grid:
             yield start, state, unsafe
 
     def classes_of(self, b: int, h: int, boxes: Boxes) -> tuple[NDArray[np.int8], Array]:
-        """What the bounds tell of each box, and where it is unsafe: there a value may leave int32 or an array."""
+        """Returns each box's state according to the bounds, and whether a value may leave int32 or an array there
+        (unsafe)."""
         unknown = np.asarray(np.nan, FLOAT)
         ranges = {
             "score": (unknown, unknown),
@@ -104,7 +105,7 @@ class Grid:
 
     def _decide(self, b: int, h: int, start: int, state: NDArray[np.int8], unsafe: Array) -> None:
         self._evaluate_unsafe(b, h, start, unsafe)
-        state[unsafe] = UNDECIDED  # what the bounds say there holds for the values that int32 can hold only
+        state[unsafe] = UNDECIDED  # bounds are only valid for values within int32
         for step in (self._sample, self._subdivide, self._evaluate):
             undecided = state == UNDECIDED
             if not undecided.any():
@@ -113,7 +114,7 @@ class Grid:
             state[rows, columns] = step(b, h, rows + start, columns)
 
     def _spread(self, rows: Array, columns: Array, points: int) -> tuple[Array, Array]:
-        """Positions [n, points, 1] and [n, 1, points] from the first to the last of each block."""
+        """Returns sample positions [n, points, 1] and [n, 1, points], from first to last in each block."""
         positions = []
         for block, size, length in ((rows, self.block_size[0], self.q_len), (columns, self.block_size[1], self.kv_len)):
             first = block * size
@@ -144,7 +145,7 @@ class Grid:
             ):
                 first = block[:, None] * size + np.arange(SUBBLOCKS + 1) * size // SUBBLOCKS
                 edges.append(np.minimum(first, length))
-            # A part that lies outside the mask repeats the last position inside.
+            # A sub-block outside the mask repeats the last position inside.
             q_first = np.minimum(edges[0][:, :-1], self.q_len - 1)[:, :, None]
             kv_first = np.minimum(edges[1][:, :-1], self.kv_len - 1)[:, None, :]
             q_last = np.maximum(edges[0][:, 1:, None] - 1, q_first)
@@ -157,7 +158,7 @@ class Grid:
         return result
 
     def _evaluate(self, b: int, h: int, rows: Array, columns: Array, *, check: bool = False) -> NDArray[np.int8]:
-        """The pairs of the blocks one by one, many blocks or a part of one block at a time."""
+        """Evaluates every pair: many blocks, or part of a large block, at a time."""
         block_q, block_kv = min(self.block_size[0], self.q_len), min(self.block_size[1], self.kv_len)
         tile_kv = min(block_kv, BATCH)
         tile_q = min(block_q, max(1, BATCH // tile_kv))
@@ -171,7 +172,7 @@ class Grid:
             for q_start, kv_start in itertools.product(range(0, block_q, tile_q), range(0, block_kv, tile_kv)):
                 q = q_first + np.arange(q_start, min(q_start + tile_q, block_q))[:, None]
                 kv = kv_first + np.arange(kv_start, min(kv_start + tile_kv, block_kv))
-                # Pairs outside the mask repeat those at its edge.
+                # Pairs outside the mask repeat the pairs at the edge.
                 q, kv = np.minimum(q, self.q_len - 1), np.minimum(kv, self.kv_len - 1)
                 seen = self.traced.evaluate(0, b, h, q, kv, dtype=FLOAT, check_overflow=check)
                 any_seen |= seen.any((1, 2))
@@ -188,6 +189,6 @@ class Grid:
 
 
 def _join(any_full: Array, any_empty: Array, any_undecided: Array) -> NDArray[np.int8]:
-    """The class of a block from those of its parts."""
+    """Combines the classes of the sub-blocks into the block's class."""
     decided = np.where(any_full, FULL, EMPTY)
     return np.where(any_full & any_empty, PARTIAL, np.where(any_undecided, UNDECIDED, decided)).astype(np.int8)

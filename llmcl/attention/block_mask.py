@@ -27,11 +27,11 @@ Int32Array = NDArray[np.int32]
 
 DEFAULT_BLOCK_SIZE = 128
 _MAX_SIZE = (1 << 31) - 1
-_MAX_BLOCKS = 1 << 28  # a byte each, of which some copies are made
+_MAX_BLOCKS = 1 << 28  # a byte each, plus a few copies
 
 
 def and_masks(*mask_mods: MaskMod) -> MaskMod:
-    """The mask of the pairs that all the masks let through; all pairs for no mask."""
+    """Combines masks: a pair is visible if every mask shows it. Without masks every pair is visible."""
     _check_callables(mask_mods)
 
     def and_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -44,7 +44,7 @@ def and_masks(*mask_mods: MaskMod) -> MaskMod:
 
 
 def or_masks(*mask_mods: MaskMod) -> MaskMod:
-    """The mask of the pairs that any of the masks lets through; no pair for no mask."""
+    """Combines masks: a pair is visible if any mask shows it. Without masks no pair is visible."""
     _check_callables(mask_mods)
 
     def or_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -73,11 +73,11 @@ def create_block_mask(
     device: object = None,
     _compile: bool = False,
 ) -> BlockMask:
-    """The blocks that `mask_mod(b, h, q_idx, kv_idx) -> bool` leaves visible.
+    """Builds the block mask for `mask_mod(b, h, q_idx, kv_idx) -> bool`.
 
-    B, H: batch size and query heads, None where the mask is the same for all (stored once). BLOCK_SIZE: rows and
-    columns of a block, an int for both. A block that reaches past Q_LEN or KV_LEN is never full, as in PyTorch.
-    device, _compile: where and how PyTorch makes a mask; here the host does, and they have no effect.
+    B, H: batch size and query heads; None if the mask is the same for all (stored once). BLOCK_SIZE: (rows, columns)
+    per block, or an int for both. A block that reaches past Q_LEN or KV_LEN is never full, as in PyTorch. device,
+    _compile: accepted for compatibility with PyTorch, without effect; the host builds the mask.
 
     Raises UsageError for a mask that cannot be traced, an index outside a captured array, and sizes below 1.
     """
@@ -108,9 +108,9 @@ def create_block_mask(
 
 
 def check_mod(traced: TracedMod, B: int, H: int, Q_LEN: int, KV_LEN: int) -> None:
-    """Raises UsageError when a mod would index a captured array out of its bounds, or an integer would leave int32.
+    """Raises UsageError if a mod would index a captured array out of bounds, or an integer would leave int32.
 
-    It covers any b < B, h < H, q_idx < Q_LEN, kv_idx < KV_LEN, and any score. Costs about as much as a block mask.
+    Covers any b < B, h < H, q_idx < Q_LEN, kv_idx < KV_LEN, and any score. Costs about as much as a block mask.
     """
     block_size = (max(DEFAULT_BLOCK_SIZE, -(-Q_LEN // 512)), max(DEFAULT_BLOCK_SIZE, -(-KV_LEN // 512)))
     Grid(traced, B, H, Q_LEN, KV_LEN, block_size).check()
@@ -128,7 +128,8 @@ def _broadcast(array: Int32Array, shape: tuple[int, ...]) -> Int32Array:
 
 
 def _to_lists(dense: Array) -> tuple[Int32Array, Int32Array]:
-    """From bool [B, H, rows, columns]: the number of true columns of each row, and which they are, then zeros."""
+    """Returns the number of true columns in each row of bool [B, H, rows, columns], and their indices padded with
+    zeros."""
     counts = np.count_nonzero(dense, axis=-1).astype(np.int32)
     indices = np.zeros((*dense.shape[:3], max(1, int(counts.max()))), np.int32)
     for at in np.ndindex(*dense.shape[:2]):
@@ -141,14 +142,14 @@ def _to_lists(dense: Array) -> tuple[Int32Array, Int32Array]:
 
 @dataclass(frozen=True)
 class BlockMask:
-    """Which key blocks each query block sees, in PyTorch's format.
+    """The key blocks visible to each query block, in PyTorch's format.
 
-    kv_num_blocks int32 [B, H, n_q_blocks] and kv_indices int32 [B, H, n_q_blocks, most]: how many partial blocks a row
-    of blocks has, and which, in ascending order; entries past the number are 0. full_kv_*: the same for full blocks.
-    `most` is the largest number in any row, and at least 1. BLOCK_SIZE is (queries, keys). Axes of B and H on which
-    the mask does not depend are broadcast views (strides of 0).
+    kv_num_blocks int32 [B, H, n_q_blocks]: number of partial blocks in each block row. kv_indices int32 [B, H,
+    n_q_blocks, most]: their column numbers in ascending order, padded with 0. full_kv_*: the same for full blocks.
+    `most` is the largest number in any row, at least 1. BLOCK_SIZE is (queries, keys). If the mask doesn't depend on b
+    or h, the axis is a broadcast view (stride 0).
 
-    `mask[b, h, q_blocks]` with ints, slices or lists of block numbers gives the mask of a part; all axes stay.
+    `mask[b, h, q_blocks]`, with ints, slices or lists of block numbers, returns a sub-mask with all axes kept.
     """
 
     seq_lengths: tuple[int, int]
@@ -171,10 +172,11 @@ class BlockMask:
         mask_mod: MaskMod | None = None,
         seq_lengths: tuple[int, int] | None = None,
     ) -> BlockMask:
-        """A mask from lists of blocks, [B, H, n_q_blocks] and [B, H, n_q_blocks, any], arrays or torch tensors.
+        """Builds a mask from block lists [B, H, n_q_blocks] and [B, H, n_q_blocks, any], as arrays or torch tensors.
 
-        mask_mod is evaluated in the partial blocks; without it they are seen whole. Without seq_lengths the lengths
-        are those of whole blocks, as many columns as kv_indices has. Raises UsageError for arrays that do not fit.
+        mask_mod is evaluated in partial blocks; without a mask_mod partial blocks are fully visible. Without
+        seq_lengths the mask covers whole blocks, with as many columns as kv_indices. Raises UsageError for inconsistent
+        arrays.
         """
         block_size = _block_size(BLOCK_SIZE)
         if (full_kv_num_blocks is None) != (full_kv_indices is None):
@@ -211,15 +213,15 @@ class BlockMask:
         return b * h * q * kv
 
     def sparsity(self) -> float:
-        """Percentage of the pairs whose blocks are not visited, as PyTorch counts them.
+        """Returns the percentage of pairs in blocks that aren't visited, counted like PyTorch.
 
-        It is negative where blocks reach far past the lengths.
+        Negative if blocks reach far past the lengths.
         """
         visited = int(self.kv_num_blocks.sum(dtype=np.int64)) + int(self.full_kv_num_blocks.sum(dtype=np.int64))
         return 100 * (1 - visited * self.BLOCK_SIZE[0] * self.BLOCK_SIZE[1] / self.numel())
 
     def to_dense(self) -> Int32Array:
-        """int32 [B, H, n_q_blocks, n_kv_blocks]: 1 for a block that is visited."""
+        """Returns int32 [B, H, n_q_blocks, n_kv_blocks]: 1 for a visited block."""
         visited: NDArray[np.bool_] = self.classes() != EMPTY
         return visited.astype(np.int32)
 
@@ -230,7 +232,7 @@ class BlockMask:
         return np.stack(heads).reshape(b, h, n_q, -1)
 
     def classes_of_head(self, b: int, h: int) -> NDArray[np.int8]:
-        """The same for one head, [n_q_blocks, n_kv_blocks]."""
+        """Returns one head's classes, [n_q_blocks, n_kv_blocks]."""
         n_kv = -(-self.seq_lengths[1] // self.BLOCK_SIZE[1])
         dense = np.zeros((self.kv_num_blocks.shape[2], n_kv), np.int8)
         for kind, counts, which in (
@@ -242,7 +244,7 @@ class BlockMask:
         return dense
 
     def __getitem__(self, index: Any) -> BlockMask:
-        """The part at [b, h, q_blocks]; its mask_mod counts b, h and q_idx within the part."""
+        """Returns the sub-mask at [b, h, q_blocks]. Its mask_mod counts b, h and q_idx within the sub-mask."""
         items = index if isinstance(index, tuple) else (index,)
         if len(items) > 3:
             raise UsageError(f"a block mask is indexed by [b, h, q_blocks]; found {len(items)} indices")
@@ -265,9 +267,9 @@ class BlockMask:
         )
 
     def _part_of_mask(self, b_numbers: Array, h_numbers: Array, q_blocks: Array) -> MaskMod:
-        """The mask_mod in the numbering of a part.
+        """Wraps mask_mod for a sub-mask's numbering.
 
-        The numbers are captured arrays, so that the code is the same for all parts of one shape.
+        The numbers are captured arrays, so all sub-masks with the same shape share their code.
         """
         mask_mod, block_q = self.mask_mod, self.BLOCK_SIZE[0]
         n_q_blocks = self.kv_num_blocks.shape[2]
@@ -282,10 +284,10 @@ class BlockMask:
         return part_of_mask
 
     def to_string(self, grid_size: int | tuple[int, int] = (20, 20), limit: int = 4) -> str:
-        """A drawing of each head, two characters a block: full blocks █, partial ones ░, empty ones blank.
+        """Draws each head with two characters a block: full blocks █, partial ░, empty blank.
 
-        grid_size: rows and columns at most; several blocks share a character where there are more, which is ░ unless
-        all are full or all empty. -1: no limit. limit: how many heads are drawn.
+        grid_size: most rows and columns, -1 for no limit. In a larger mask several blocks share a character: ░ unless
+        all are full or all empty. limit: number of heads drawn.
         """
         classes = self.classes()
         rows, columns = (grid_size, grid_size) if isinstance(grid_size, int) else grid_size
@@ -309,7 +311,7 @@ class BlockMask:
 
 
 def _numbers(item: Any, size: int, name: str) -> NDArray[np.int64]:
-    """The indices that an int, a slice or an array stands for; at least one."""
+    """Converts an int, slice or array to at least one index."""
     if isinstance(item, slice):
         numbers = np.arange(size)[item]
     else:

@@ -1,11 +1,11 @@
-"""A mask_mod over a block of positions, in OpenCL C: whether it hides all of its keys, shows all, or must be asked.
+"""A mask_mod over a block of positions, in OpenCL C: does it hide every key, show every key, or neither?
 
-The rules are those of `intervals.bounds`, as code that a kernel runs once for each tile of keys. So decode and prefill
-skip tiles at any position without a list of blocks. Batch and head are numbers, q_idx and kv_idx ranges.
-Every value has two names, both int: of its least and its greatest value, or of a bool that is certain and of one that
-is possible. Sums and products of bounds saturate. Kernels compute in int32 and stay inside it, so a bound beyond comes
-from operands that never meet. (Bounds in long went wrong with Mesa 22, which compares a widened int with a constant
-wrongly.) What the rules do not know (floats, tables of long ranges) may be anything. Then each key of a tile is tested.
+Kernels run this code once per key tile, with the rules from `intervals.bounds`. Decode and prefill can thus skip tiles
+at any position without a block list. Batch and head are numbers, q_idx and kv_idx ranges.
+Every value has two int variables: least and greatest value, or for a bool "certain" and "possible". Sums and products
+of bounds saturate. Kernels compute in int32 without overflow, so a bound outside int32 comes from operands that never
+meet. (Bounds in long failed with Mesa 22: it miscompares a widened int with a constant.) Unknown values (floats, tables
+with long ranges) may be anything; the kernel then tests each key in the tile.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from llmcl.attention.tracing.graph import C_TYPES, Emitter, Node
 from llmcl.attention.tracing.trace import TracedMod
 
 Pair = tuple[str, str]
-# Least and greatest of a few elements. For many it costs less to know nothing.
+# Least and greatest among a few elements. For many elements "unknown" is cheaper.
 MASK_RANGE = """inline int2 mask_range(__global const int* x, const int first, const int last) {
     if (last - first >= 64) return (int2)(INT_MIN, INT_MAX);
     int2 range = (int2)(x[first]);
@@ -23,12 +23,13 @@ MASK_RANGE = """inline int2 mask_range(__global const int* x, const int first, c
 }
 """
 RANGES = {"q_idx": ("q_first", "q_last"), "kv_idx": ("kv_first", "kv_last")}
-# If one operand of these is a number, both ends of the range are values that occur.
+# If one operand is a number, both ends of the range occur as values.
 ATTAINED = frozenset({"input", "add", "sub", "mul", "floordiv", "shr", "min", "max"})
 
 
 def block_test(mod: TracedMod) -> str:
-    """The body of `int mask_block(b, h, q_first, q_last, kv_first, kv_last)`: 0 hidden, 1 undecided, 2 visible."""
+    """Returns the body of `int mask_block(b, h, q_first, q_last, kv_first, kv_last)`: 0 hidden, 1
+    undecided, 2 visible."""
     return _Writer(mod).body()
 
 
@@ -36,7 +37,7 @@ class _Writer:
     def __init__(self, mod: TracedMod):
         self.mod = mod
         self.graph = mod.graph
-        self.numbers = Emitter(mod.graph, mod.root, 1)  # writes what does not change inside the block
+        self.numbers = Emitter(mod.graph, mod.root, 1)  # writes values that are constant inside the block
         self.pairs: dict[int, Pair] = {}
         self.lines: list[str] = []
 
@@ -133,7 +134,7 @@ class _Writer:
         return _anything(node)
 
     def _load(self, node: Node) -> Pair:
-        """Least and greatest element between the first and the last index, if they are few; all indices exist."""
+        """Bounds a load by the elements between first and last index, if they are few. All indices are valid."""
         capture = self.graph.capture_of(node)
         *outer, inner = node.args
         if node.dtype != "int32" or not all(self._is_number(arg) for arg in outer) or not self._attained(inner):
@@ -185,6 +186,6 @@ def _logic(op: str, args: list[Pair]) -> Pair:
     if op in ("and", "or"):
         sign = "&" if op == "and" else "|"
         return f"({a[0]} {sign} {b[0]})", f"({a[1]} {sign} {b[1]})"
-    # xor: certain where both are decided and differ, impossible where both are decided and agree.
+    # xor is certain where both operands are decided and differ, impossible where both are decided and agree.
     certain = f"(({a[0]} & !{b[1]}) | (!{a[1]} & {b[0]}))"
     return certain, f"!(({a[0]} & {b[0]}) | (!{a[1]} & !{b[1]}))"

@@ -1,4 +1,4 @@
-"""flex_attention: attention on arrays, with a score and a mask given as Python functions, under PyTorch's names."""
+"""flex_attention: attention on arrays with a score and a mask given as Python functions, following PyTorch."""
 
 from __future__ import annotations
 
@@ -40,26 +40,26 @@ from llmcl.runtime.device import Device
 
 @cache
 def default_device() -> Device:
-    """The device that `flex_attention` uses when none is given: the preferred one, opened once."""
+    """Returns the default device for `flex_attention`: the preferred device, opened once."""
     return Device.open()
 
 
 def release_memory(device: Device | None = None) -> None:
-    """Gives back the working memory that `flex_attention` keeps on a device (None: the preferred one) between calls."""
+    """Frees the working memory that `flex_attention` keeps on a device (None: the preferred device) between calls."""
     plans = PlanCache.of(_opened(device))
     with plans.lock:
         plans.clear()
 
 
 class AuxRequest(NamedTuple):
-    """What flex_attention is to return beside its output, as PyTorch's."""
+    """Extra outputs to request from flex_attention, as in PyTorch."""
 
     lse: bool = False
     max_scores: bool = False
 
 
 class AuxOutput(NamedTuple):
-    """What an AuxRequest asked for; None for the rest."""
+    """The outputs requested with an AuxRequest; None for the rest."""
 
     lse: Any = None
     max_scores: Any = None
@@ -67,7 +67,7 @@ class AuxOutput(NamedTuple):
 
 @dataclass(frozen=True)
 class Options:
-    """What a call asks for beside its arrays and functions."""
+    """The options of a call: everything except arrays, functions and the block mask."""
 
     scale: float | None
     enable_gqa: bool
@@ -95,33 +95,33 @@ def flex_attention(
     variant: str | None = None,
     out_dtype: str | None = None,
 ) -> Any:
-    """softmax(score_mod(scale Q K^T)) V over the keys that block_mask shows, as torch.nn.attention.flex_attention.
+    """softmax(score_mod(scale Q K^T)) V over the keys visible in block_mask, like torch.nn.attention.flex_attention.
 
-    query [B, Hq, L, D]; key [B, Hkv, S, D]; value [B, Hkv, S, Dv]: NumPy arrays, floating point, or
-    pyopencl.array.Array, float32, float16 or bfloat16 (as uint16), in C order, on device.context and device.queue.
-    Where a GPU's kernels read arrays as they lie, other strides are taken as well, if rows are in one piece and begin
-    at multiples of 16 bytes. Hq is a multiple of Hkv with enable_gqa, otherwise equal.
-    score_mod(score, b, h, q_idx, kv_idx) -> score: a Python function that is traced, not run. block_mask: from
-    create_block_mask; None shows every key. scale: None is 1/sqrt(D). kernel_options: tile sizes BLOCK_M, BLOCK_N,
-    DV_TILE; what they say of PyTorch's own kernels has no effect. device: an opened Device; None: the
-    preferred one. variant: a kernel variant by name, for tests.
-    out_dtype: float32, float16 or bfloat16; None: the query's, float32 for float64.
+    query [B, Hq, L, D]; key [B, Hkv, S, D]; value [B, Hkv, S, Dv]: floating point NumPy arrays, or pyopencl.array.Array
+    in float32, float16 or bfloat16 (as uint16), in C order, on device.context and device.queue. If a GPU's kernels read
+    arrays in place, any strides are accepted as long as rows are contiguous and start at multiples of 16 bytes. Hq
+    equals Hkv, or is a multiple with enable_gqa.
+    score_mod(score, b, h, q_idx, kv_idx) -> score: a Python function; it is traced, not run. block_mask: from
+    create_block_mask; None shows every key. scale: None means 1/sqrt(D). kernel_options: tile sizes BLOCK_M, BLOCK_N,
+    DV_TILE; options for PyTorch's kernels have no effect. device: an opened Device; None: the preferred device.
+    variant: a kernel variant by name, for tests.
+    out_dtype: float32, float16 or bfloat16. None: the query's dtype, with float32 for float64.
 
-    page_table: integers [B, n], int32 if on the device; key and value are then pools of pages [pages, Hkv, P, D], and
-    key j of sequence b is key j % P of page page_table[b, j // P]. Functions and masks know j alone. S is n P, or the
-    KV_LEN of the block mask. Pages whose keys no query sees may be -1 in the table. P is a multiple of 16.
+    page_table: integers [B, n], int32 if on the device. key and value are then page pools [pages, Hkv, P, D]: key j of
+    sequence b is key j % P in page page_table[b, j // P]. Functions and masks only see j. S is n P, or KV_LEN of the
+    block mask. The table may hold -1 for pages without visible keys. P is a multiple of 16.
 
-    sinks: floats [Hq], float32 if on the device: a logit of each head that takes part in its softmax and has no value.
+    sinks: floats [Hq], float32 if on the device: an extra logit per head in the softmax, without a value.
 
-    Returns [B, Hq, L, Dv] of out_dtype. With return_lse also the natural log of the sum of exponentials, float32
-    [B, Hq, L], or with return_aux an AuxOutput that has it, and max_scores, each query's largest score (modified, of
-    the keys that it sees), likewise; a query without keys has output 0 and for both -inf. They are
-    NumPy arrays, or arrays on the device if the inputs are: then the work is enqueued and not waited for. Keys and
-    values are held as float16 or bfloat16 if `key` is, else as float32; everything is computed in float32, matrix
-    units round softmax weights to the 16 bits of the values.
+    Returns [B, Hq, L, Dv] in out_dtype. With return_lse also float32 [B, Hq, L]: the natural log of the sum of
+    exponentials. With return_aux an AuxOutput holds lse and max_scores, each query's largest modified score over its
+    visible keys. A query without keys has output 0, and -inf for both. Results are NumPy arrays, or device arrays if
+    the inputs are; device work is enqueued, and the call doesn't wait. Keys and values are stored as float16 or
+    bfloat16 if `key` is, else as float32. All arithmetic is float32, but matrix units round softmax weights to the
+    values' 16-bit type.
 
-    Kernels and working memory are kept for further calls of the same shapes and functions (`release_memory`).
-    Raises UsageError for arrays, functions or options that do not fit. Source: Dong et al., "Flex Attention" (2024).
+    Kernels and working memory are cached for further calls with the same shapes and functions (`release_memory`).
+    Raises UsageError for invalid arrays, functions or options. Source: Dong et al., "Flex Attention" (2024).
     """
     device = _opened(device)
     if not (isinstance(scale, _USUAL_SCALES) and enable_gqa.__class__ is return_lse.__class__ is bool):
@@ -138,7 +138,7 @@ def flex_attention(
     if sinks is not None:
         arrays[SINKS] = sinks
     plans = PlanCache.of(device)
-    # On what a plan depends; with small arrays looking it up is most of a call's time.
+    # The plan's cache key. With small arrays the lookup takes most of a call's time.
     mod = None if score_mod is None else fingerprint(score_mod)
     call: Hashable | None = None
     if score_mod is None or mod is not None:
@@ -168,7 +168,7 @@ def _aux_request(aux: Any, return_lse: bool) -> AuxRequest:
     return AuxRequest(aux.lse, aux.max_scores)
 
 
-# What PyTorch's kernel_options say about its own kernels; none changes a result.
+# kernel_options for PyTorch's own kernels; none changes a result.
 OF_PYTORCH = {
     *("num_warps", "num_stages", "PRESCALE_QK", "ROWS_GUARANTEED_SAFE", "BLOCKS_ARE_CONTIGUOUS", "WRITE_DQ"),
     *("FORCE_USE_FLEX_ATTENTION", "USE_TMA", "BLOCK_M1", "BLOCK_N1", "BLOCK_M2", "BLOCK_N2"),
@@ -177,7 +177,7 @@ OF_PYTORCH = {
 
 
 def _own_options(kernel_options: Any) -> Any:
-    """Without what concerns PyTorch's kernels alone, and without fwd_ before names."""
+    """Drops options for PyTorch's kernels and options of the backward pass, and strips the prefix fwd_."""
     if not isinstance(kernel_options, Mapping):
         return kernel_options
     forward = {str(name).removeprefix("fwd_"): x for name, x in kernel_options.items() if str(name)[:4] != "bwd_"}
@@ -185,7 +185,7 @@ def _own_options(kernel_options: Any) -> Any:
 
 
 def _chosen(device: Device, kernel_options: Any) -> Hashable:
-    """The tile sizes that a call or the device's user asks for."""
+    """Returns the tile sizes requested by the call and by the device's user."""
     own = device.kernel_options
     if kernel_options is None and not own:
         return None
@@ -209,7 +209,8 @@ _form = attrgetter("__class__", "shape", "dtype", "strides")
 
 
 def _forms(arrays: dict[str, Any]) -> Iterable[Hashable]:
-    """What kernels depend on of each array. Of what is no array, its kind: a plan for it is never made."""
+    """Returns the array properties that kernels depend on. For a value that isn't an array, returns the type: the call
+    will fail before a plan is built."""
     try:
         return [*map(_form, arrays.values())]
     except AttributeError:
@@ -270,7 +271,7 @@ def _new_plan(
 def _for_few_queries(
     device: Device, problem: Problem, block_mask: BlockMask | None, options: Options
 ) -> AttentionFewQueries | None:
-    """The kernel for few queries, where it takes the call: all its queries see the same blocks of keys."""
+    """Returns the kernel for few queries if it supports the call: all queries must see the same key blocks."""
     if options.variant is not None or options.kernel_options or device.kernel_options:
         return None
     if block_mask is not None and (problem.n_queries > block_mask.BLOCK_SIZE[0] or _differs_by_head(block_mask)):
@@ -317,7 +318,7 @@ def _run_on_device(plan: FlexPlan, arrays: dict[str, Any]) -> tuple[Any, ...]:
     for name, array in arrays.items():
         if array.queue is not queue:
             check_device_arrays(device, arrays)
-        if array.offset:  # the kernels have no argument for where in its memory an array begins
+        if array.offset:  # kernels take no offset into an array's memory
             check_order({name: array})
             array = array.copy()
         memory[name] = array.base_data

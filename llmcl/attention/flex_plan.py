@@ -1,4 +1,4 @@
-"""What flex_attention keeps between calls: for each kind of call its kernels, bound, and their working memory."""
+"""Caches what flex_attention needs between calls: bound kernels and working memory for each kind of call."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ from llmcl.kernels.common.mods import Mods
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.driver_calls import check
 
-# In the state of attention on arrays: see kv_block_ranges.cl.
+# State slots for attention on arrays: see kv_block_ranges.cl.
 BATCH_RECORDS, HEAD_RECORDS, GROUP_RECORDS, ORDER, N_PAGES, PAGE_ROWS, ARRAY_BLOCKS, STRIDES = range(
     step_state.N_SLOTS, step_state.N_SLOTS + 8
 )
 MAX_PLANS = 32
-MAX_BYTES = 1 << 28  # of working memory that all plans of a device keep, or an eighth of its memory
+MAX_BYTES = 1 << 28  # working memory for all plans on a device, capped at an eighth of device memory
 
 
 class FlexPlan:
-    """The launches of one kind of call.
+    """The launches for one kind of call.
 
-    The user's arrays (`query`, `key`, `value`, `page_table`, `sinks`, `out`, `lse`) are bound at each run; for
-    arrays of the host, the plan has buffers of its own in their place.
+    The user's arrays (`query`, `key`, `value`, `page_table`, `sinks`, `out`, `lse`) are bound at each run. For host
+    arrays the plan has its own buffers instead.
     """
 
     def __init__(
@@ -50,22 +50,25 @@ class FlexPlan:
         strides: Sequence[Strides | None] | None = None,
         few: AttentionFewQueries | None = None,
     ):
-        """strides: of query, key and value as they lie, for a kernel that reads them so (`Problem.read_in_place`).
-        few: the kernel for few queries, if it is to be that; it reads them so."""
+        """Allocates buffers and binds the launches.
+
+        strides: strides of query, key and value, for a kernel that reads them in place (`Problem.read_in_place`).
+        few: the kernel for few queries, if it was picked; it always reads in place.
+        """
         self.device = device
         self.problem = problem
-        # Arrays of the host are converted there.
+        # Host arrays are converted on the host.
         q_dtype = "float32" if problem.own_inputs and strides is None else problem.q_dtype
         out_dtype = "float32" if problem.own_inputs and strides is None else problem.out_dtype
         self.dtypes = dict.fromkeys(("key", "value"), problem.kv_dtype) | FIXED
         self.dtypes |= {"lse": "float32", "max_scores": "float32"}
         self.dtypes |= {"query": q_dtype, "out": out_dtype}
-        self.block_mask = block_mask  # keeps it, and so its id, alive
+        self.block_mask = block_mask  # keeps the block mask alive, so its id stays unique
         self.buffers: list[Buffer] = []
         self.own: dict[str, Buffer] = {}
         self.launches: list[Launch] = []
-        self._open: list[tuple[Launch, int, str]] = []  # arguments that the user's arrays take
-        self.kept = False  # by the PlanCache, which then releases it
+        self._open: list[tuple[Launch, int, str]] = []  # arguments that take the user's arrays
+        self.kept = False  # in the PlanCache, responsible for releasing the plan
         try:
             self._build(tiles, score_mod, block_mask, strides, few)
         except BaseException:
@@ -82,17 +85,17 @@ class FlexPlan:
 
     @cached_property
     def result_forms(self) -> dict[str, Any]:
-        """Of the results on the device: arrays without memory, by name."""
+        """Returns the results' device arrays by name, without memory."""
         shapes, names = self.problem.shapes(), self.problem.results()
         return {name: array_form(self.device, shapes[name], HELD[self.dtypes[name]]) for name in names}
 
     @cached_property
     def _binds(self) -> list[tuple[Callable[[int, Any], None], int, str]]:
-        """What sets each argument that is the user's array: looked up once."""
+        """Returns a setter for each argument that takes a user's array; looked up once."""
         return [(launch.kernel.set_arg, index, name) for launch, index, name in self._open]
 
     def run(self, arrays: dict[str, Any]) -> None:
-        """Enqueues the launches; `arrays`: memory by name, where the plan has none of its own."""
+        """Enqueues the launches. `arrays`: memory by name, for arrays without a plan buffer."""
         for bind, index, name in self._binds:
             bind(index, arrays[name])
         for launch in self.launches:
@@ -108,7 +111,7 @@ class FlexPlan:
     def _launch(
         self, file: str, name: str, constants: dict[str, object], args: list[KernelArg | str], **kw: Any
     ) -> None:
-        """As Device.launch; an argument given as a name is the user's array."""
+        """Like Device.launch, except that a string argument names a user's array."""
         bound = [self.own.get(arg, self._state) if isinstance(arg, str) else arg for arg in args]
         self.launches.append(self.device.launch(file, name, constants, bound, **kw))
         for index, arg in enumerate(args):
@@ -125,7 +128,7 @@ class FlexPlan:
         *,
         paged: bool = False,
     ) -> None:
-        """sizes: rows and columns of `array`, then of `to`. paged: rows of `array` lie in pages."""
+        """Pads a matrix. sizes: rows and columns in `array`, then in `to`. paged: rows of `array` lie in pages."""
         _, _, to_rows, to_columns = sizes
         pages: list[KernelArg | str] = []
         if paged:
@@ -149,7 +152,7 @@ class FlexPlan:
         few: AttentionFewQueries | None,
     ) -> None:
         device, p = self.device, self.problem
-        # Tiles of keys start at multiples of 16. Values that need no rows or columns more are read where they are.
+        # Key tiles start at multiples of 16. Values that need no padding are read in place.
         capacity = -(-p.n_keys // 16) * 16
         block_m, block_n = tiles.block_m, tiles.block_n
         if few is not None and block_mask is not None:
@@ -221,7 +224,7 @@ class FlexPlan:
         capacity: int | None,
         last: list[KernelArg | str],
     ) -> None:
-        """The kernel for many queries. capacity: keys of a copy that it reads; None: it reads arrays as they lie."""
+        """Builds the kernel for many queries. capacity: keys in the padded copy; None reads the arrays in place."""
         p = self.problem
         arrays: list[KernelArg | str] = ["query", "key", "value", "out"]
         if capacity is not None:
@@ -256,7 +259,7 @@ class FlexPlan:
         last: list[KernelArg | str],
         rows: list[KernelArg | str],
     ) -> None:
-        """The kernel for few queries, and what merges the states of its splits, which takes `rows` of the arguments."""
+        """Builds the kernel for few queries, and the kernel that merges split states with the arguments `rows`."""
         p = self.problem
         own, groups, local = few.size(self.device, p.group_rows, p.n_kv_heads, p.batch, p.n_keys)
         constants = constants | own
@@ -281,20 +284,20 @@ class FlexPlan:
             )
 
     def _place_in_pages(self, strides: Sequence[Strides | None] | None) -> list[int]:
-        """What the state holds from N_PAGES on: pages of a sequence, rows between pages, batches or pages of the arrays
-        of keys and values, strides of the arrays."""
+        """Returns the state from N_PAGES on: pages per sequence, rows between pages, number of batches or pages in the
+        key and value arrays, array strides."""
         if strides is None:
             return []
         query, key, value = strides
         assert query is not None and key is not None and value is not None
         if not self.problem.page_tokens:
             return [0, 0, self.problem.batch, *query, *key, *value]
-        # A row of a page is that many rows from the pool's first one; all sequences share the pool.
+        # A page row's offset counts rows from the pool's first row; all sequences share the pool.
         place = [self.problem.n_pages, key[0] // key[2], self.problem.pool_pages]
         return [*place, *query, 0, *key[1:], 0, *value[1:]]
 
     def _padded(self, capacity: int) -> list[KernelArg | str]:
-        """query, key, value, out as the kernels take them: the user's arrays, or buffers with more rows or columns."""
+        """Returns query, key, value, out for the kernels: the user's arrays, or buffers padded with rows or columns."""
         p, paged = self.problem, self.problem.page_tokens > 0
         q_heads, kv_heads = p.batch * p.n_q_heads, p.batch * p.n_kv_heads
         query: KernelArg | str = "query"
@@ -318,9 +321,9 @@ class FlexPlan:
         return [query, key, value, out]
 
     def _pack_keys(self, key: KernelArg | str, capacity: int) -> Buffer:
-        """The keys in tiles."""
+        """Packs the keys into tiles."""
         p, head_dim, kv_heads = self.problem, self.problem.head_dim, self.problem.batch * self.problem.n_kv_heads
-        # The kernels may read the scores of a whole tile past the last key.
+        # The kernels may read scores for a whole tile past the last key.
         k_tiles = self._alloc((kv_heads * capacity + CAPACITY_MULTIPLE) * head_dim, p.kv_dtype, "key tiles")
         pack = table.pick(PackKeys, self.device, p.kv_dtype, head_dim)
         own, groups, local = pack.size(head_dim, capacity // 16, kv_heads)
@@ -336,16 +339,16 @@ class FlexPlan:
 
 
 class PlanCache:
-    """The plans of one device, least recently used first, within MAX_PLANS and MAX_BYTES.
+    """A device's plans, least recently used first, within MAX_PLANS and MAX_BYTES.
 
-    `lock` is held while a plan runs: its working memory serves one call at a time.
+    `lock` is held while a plan runs: its working memory serves a single call at a time.
     """
 
     def __init__(self, device: Device):
         self.lock = threading.RLock()
         self._max_bytes = min(MAX_BYTES, device.entry.global_mem_bytes // 8)
-        self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()  # never with the key None
-        self._latest: tuple[Hashable, FlexPlan] | None = None  # the last of them
+        self._plans: OrderedDict[Hashable, FlexPlan] = OrderedDict()  # never contains the key None
+        self._latest: tuple[Hashable, FlexPlan] | None = None  # the plan used last
 
     @classmethod
     def of(cls, device: Device) -> PlanCache:
@@ -363,8 +366,8 @@ class PlanCache:
         return sum(plan.nbytes for plan in self._plans.values())
 
     def find(self, key: Hashable | None) -> FlexPlan | None:
-        """The plan of that key, if there is one."""
-        if self._latest is not None and self._latest[0] == key:  # sooner known than a key is hashed
+        """Returns the plan for `key`, or None."""
+        if self._latest is not None and self._latest[0] == key:  # faster than hashing the key
             return self._latest[1]
         plan = self._plans.get(key)
         if plan is not None:
@@ -373,7 +376,7 @@ class PlanCache:
         return plan
 
     def add(self, key: Hashable | None, make: Callable[[], FlexPlan]) -> FlexPlan:
-        """Makes the plan of that key; with key None, or too large, it is the caller's to release."""
+        """Builds the plan for `key`. With key None or a too large plan, the caller must release it."""
         try:
             plan = make()
         except OutOfDeviceMemoryError:
@@ -390,7 +393,7 @@ class PlanCache:
         return plan
 
     def take_latest(self) -> FlexPlan:
-        """The plan used last, which is the caller's to release from now on: to measure its kernels alone."""
+        """Removes and returns the plan used last, so its kernels can be measured alone. The caller must release it."""
         self._latest = None
         return self._plans.popitem()[1]
 
@@ -402,7 +405,7 @@ class PlanCache:
 
 
 def visible_ranges(block_mask: BlockMask | None, problem: Problem, block_m: int, block_n: int) -> KVBlockRanges:
-    """The keys that each `block_m` query rows see, decided for tiles of `block_n` keys."""
+    """Returns the key ranges visible to each group of `block_m` query rows, in tiles of `block_n` keys."""
     batch, n_heads, n_queries, n_keys = problem.batch, problem.n_q_heads, problem.n_queries, problem.n_keys
     if block_mask is None:
         return all_keys(n_keys)

@@ -1,6 +1,6 @@
-"""The functions that a score_mod or mask_mod may use beside operators; NumPy's and PyTorch's do as well.
+"""Functions for a score_mod or mask_mod beside operators; NumPy's and PyTorch's functions work too.
 
-Each takes traced values and numbers, and gives a traced value; without a traced value it computes with NumPy.
+Each takes traced values and numbers and returns a traced value. Without a traced value it computes with NumPy.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def maximum(a: Any, b: Any) -> Any:
 
 
 def absolute(x: Any) -> Any:
-    """|x|, an integer for an integer; also named `abs`, as Python's own abs() does the same."""
+    """|x|, an integer for an integer. Also named `abs`; Python's own abs() does the same."""
     return _call("abs", x)
 
 

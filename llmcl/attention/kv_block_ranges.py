@@ -1,7 +1,7 @@
-"""A BlockMask for the kernels: for each group of query rows the ranges of keys that it sees, wholly or in part.
+"""Converts a BlockMask for the kernels: each group of query rows gets the key ranges it sees, wholly or in part.
 
-create_block_mask decided about blocks. Inside the partial ones the smaller tiles of a kernel are decided anew, from
-bounds alone. Neighbouring tiles of one class make a range, so most masks are a few ranges for a group at any length.
+create_block_mask classified blocks. Inside partial blocks the kernel's smaller tiles are classified again, from bounds
+alone. Neighbouring tiles in the same class form a range, so most masks need few ranges per group at any length.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ Int32Array = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class KVBlockRanges:
-    """ranges: int32 [...] as kv_block_ranges.cl reads it. tiles: int64 [records], how many tiles of keys each visits.
+    """Key ranges per group of query rows, with strides that address a group's record.
 
-    The others: how far apart in it the records of neighbouring batches, heads and groups of rows are; 0 where one
-    serves all.
+    A stride is 0 if all batches, heads or groups share a record.
     """
 
-    ranges: Int32Array
-    batch_records: int
-    head_records: int
-    group_records: int
-    tiles: NDArray[np.int64]
+    ranges: Int32Array  # [...] in the format that kv_block_ranges.cl reads
+    batch_records: int  # distance between the records of neighbouring batches
+    head_records: int  # distance between the records of neighbouring heads
+    group_records: int  # distance between the records of neighbouring row groups
+    tiles: NDArray[np.int64]  # [records]: number of key tiles each record visits
 
     def longest_first(self, n_heads: int, n_groups: int) -> Int32Array:
-        """The groups of rows of all heads, each as group n_heads + head: first those that visit most tiles (in the
-        first batch, for all). Where all visit as many, one head after the other, so that its keys stay in a cache."""
+        """Returns all (group, head) pairs as group n_heads + head, ordered by falling tile count in the first batch. If
+        all counts are equal, orders head by head, so a head's keys stay in cache."""
         numbers = np.arange(n_groups * n_heads, dtype=np.int32).reshape(n_groups, n_heads)
         if len(self.tiles) == 1:
             return numbers.T.reshape(-1)
@@ -44,14 +43,15 @@ class KVBlockRanges:
 
 
 def all_keys(n_keys: int) -> KVBlockRanges:
-    """One range for all."""
+    """Returns a single range over all keys."""
     return KVBlockRanges(np.array([0, n_keys, 0, 0], np.int32), 0, 0, 0, np.ones(1, np.int64))
 
 
 def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRanges:
-    """The ranges of each `block_m` query rows, in tiles of `block_n` keys; block_m divides the mask's queries a block.
+    """Returns the ranges for each group of `block_m` query rows, in tiles of `block_n` keys. block_m must divide the
+    mask's query block size.
 
-    Raises UsageError for blocks of keys that are no multiple of 16.
+    Raises UsageError if the key block size isn't a multiple of 16.
     """
     if mask.BLOCK_SIZE[1] % 16:
         raise UsageError(f"the block mask has {counted(mask.BLOCK_SIZE[1], 'key')} a block; expected a multiple of 16")
@@ -65,7 +65,8 @@ def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRange
             groups.append(number * n_groups + group)
             ranges.append(of_group)
     group, kv_range = np.concatenate(groups), np.concatenate(ranges)
-    # A record holds the first range, how many follow and where; a group that sees nothing has the range (0, 0).
+    # A record holds the first range, then the count and start of further ranges. A group without visible keys has the
+    # range (0, 0).
     counts = np.bincount(group, minlength=batches * heads * n_groups)
     starts = np.cumsum(counts) - counts
     records = np.zeros((len(counts), 4), np.int32)
@@ -81,7 +82,8 @@ def kv_block_ranges(mask: BlockMask, block_m: int, block_n: int) -> KVBlockRange
 def _ranges_of_head(
     mask: BlockMask, b: int, h: int, block_m: int, block_n: int
 ) -> Iterator[tuple[NDArray[np.int64], Int32Array]]:
-    """Groups of rows and for each a range (first key | 1 if partial, end), both ascending; some groups at a time."""
+    """Yields some groups at a time: group numbers, and for each a range (first key | 1 if partial, end), both
+    ascending."""
     (q_len, kv_len), (q_block, kv_block) = mask.seq_lengths, mask.BLOCK_SIZE
     blocks = mask.classes_of_head(b, h)
     in_block = np.arange(0, kv_block, block_n)
@@ -99,7 +101,7 @@ def _ranges_of_head(
             boxes = Boxes(q_first, np.minimum(q_first + block_m, q_len) - 1, edges[tiles], edges[tiles + 1] - 1)
             state, unsafe = grid.classes_of(b, h, boxes)
             strip[rows, tiles] = np.where(unsafe | (state == UNDECIDED), PARTIAL, state)
-        # An empty tile at both ends of a row parts it from its neighbours.
+        # An empty tile at both row ends separates a row from its neighbours.
         flat = np.pad(strip, ((0, 0), (1, 1))).reshape(-1)
         changes = np.flatnonzero(flat[1:] != flat[:-1])
         firsts = changes[flat[changes + 1] != EMPTY] + 1

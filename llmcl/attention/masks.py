@@ -1,6 +1,6 @@
-"""Ready-made masks and score functions, with PyTorch's signatures; `and_masks` and `or_masks` combine the masks.
+"""Ready-made masks and score functions with PyTorch's signatures; combine masks with `and_masks` and `or_masks`.
 
-A mask_mod gives True for a key that is seen. Positions, batch and head are int32, scores float32.
+A mask_mod returns True for a visible key. Positions, batch and head are int32, scores float32.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def _whole(name: str, value: object, least: int = 1, most: int = MAX_WHOLE) -> i
 
 
 def causal(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-    """A query sees itself and the keys before it."""
+    """A query sees itself and all earlier keys."""
     return kv_idx <= q_idx
 
 
@@ -47,7 +47,7 @@ def sliding_window(window: int) -> MaskMod:
 
 
 def prefix_lm(prefix_length: int) -> MaskMod:
-    """The first prefix_length keys are seen by all queries, the rest causally."""
+    """All queries see the first prefix_length keys; later keys are causal."""
 
     def prefix_lm_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         return (kv_idx < prefix_length) | (kv_idx <= q_idx)
@@ -56,9 +56,9 @@ def prefix_lm(prefix_length: int) -> MaskMod:
 
 
 def document(document_ids: Any) -> MaskMod:
-    """Queries see the keys of their own document; with `and_masks(causal, ...)` those before them.
+    """Queries see all keys in their own document; combine with causal through `and_masks`.
 
-    document_ids: integers [length], a NumPy array or torch tensor with the document of each position.
+    document_ids: integers [length], a NumPy array or torch tensor with each position's document.
     """
     if len(getattr(document_ids, "shape", ())) != 1:
         raise UsageError(
@@ -75,15 +75,15 @@ def document(document_ids: Any) -> MaskMod:
 def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
     """Positions are pixels of a width x height image, row by row. A query sees keys up to radius rows and columns away.
 
-    As in NATTEN, a window that would leave the image is moved inside, so every query sees (2 radius + 1)^2 keys where
-    the image is that large.
+    As in NATTEN, a window at the border is moved inside the image, so every query sees (2 radius + 1)^2 keys if the
+    image is large enough.
     """
     width, height, radius = _whole("width", width), _whole("height", height), _whole("radius", radius, 0)
     first_x, last_x = min(radius, width - 1), max(width - 1 - radius, 0)
     first_y, last_y = min(radius, height - 1), max(height - 1 - radius, 0)
 
     def centre(position: Any, first: int, last: int) -> Any:
-        if first > last:  # the window covers the axis: any centre in the middle sees all of it
+        if first > last:  # the window covers the axis: any centre in the middle sees the whole axis
             return (first + last) // 2
         return np.minimum(np.maximum(position, first), last)
 
@@ -95,8 +95,8 @@ def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """float32 [n_heads]: 2^(-8 (h + 1) / n) for n a power of two, otherwise interleaved with those of 2n (ALiBi,
-    Press et al., 2021)."""
+    """Returns float32 [n_heads]: 2^(-8 (h + 1) / n) if n is a power of two. Otherwise interleaves slopes for the next
+    larger power (ALiBi, Press et al., 2021)."""
     n_heads = _whole("n_heads", n_heads, most=MAX_HEADS)
     whole = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (h + 1) / whole) for h in range(whole)]
@@ -105,7 +105,7 @@ def alibi_slopes(n_heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
 
 
 def alibi(n_heads: int) -> ScoreMod:
-    """Adds slope[h] (kv_idx - q_idx): a score falls with distance, at a rate of its own in each head."""
+    """Adds slope[h] (kv_idx - q_idx): scores fall with distance, at a rate per head."""
     slopes = alibi_slopes(n_heads)
 
     def alibi_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
@@ -115,7 +115,7 @@ def alibi(n_heads: int) -> ScoreMod:
 
 
 def soft_cap(cap: float) -> ScoreMod:
-    """cap tanh(score / cap): scores stay inside -cap to cap, as in Gemma-2."""
+    """cap tanh(score / cap): keeps scores between -cap and cap, as in Gemma-2."""
     _check_positive("cap", cap)
 
     def soft_cap_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The user's functions in a kernel: two traced Python functions become the two that the attention kernels call."""
+"""Turns a user's two traced functions into the two functions that the attention kernels call."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SMALL = 1 << 22
 def bind_mods(
     device: Device, score_mod: TracedMod | None, mask_mod: TracedMod | None, tables: Sequence[str] = ()
 ) -> Mods:
-    """Traced mods as OpenCL C functions `score_mod` and `mask_mod`, their captured arrays copied to the device.
+    """Writes traced mods as OpenCL C functions `score_mod` and `mask_mod` and copies captured arrays to the device.
 
-    tables: names of int arrays that are the kernels' arguments before those.
+    tables: names of int arrays that precede the captures in the kernels' arguments.
     """
     if score_mod is None and mask_mod is None and not tables:
         return NO_MODS
@@ -57,7 +57,7 @@ def bind_mods(
 
 
 class _UsersMemory(Buffer):
-    """Memory that is the user's to give back."""
+    """Device memory owned by the user: release does nothing."""
 
     __slots__ = ()
 
@@ -66,7 +66,7 @@ class _UsersMemory(Buffer):
 
 
 def _on(device: Device, capture: Capture, name: str) -> Buffer:
-    """A captured array on the device: the user's own if it is there, so that kernels see what is written to it."""
+    """Returns a captured array on the device: the user's own array if possible, so kernels see later writes."""
     source = capture.source
     if source is not None and source.context == device.context:
         return _UsersMemory(device, source.base_data, 0, name)
@@ -74,19 +74,19 @@ def _on(device: Device, capture: Capture, name: str) -> Buffer:
 
 
 def _arrays(mod: TracedMod) -> tuple[tuple[str, str], ...]:
-    """Type and name of each captured array."""
+    """Returns type and name for each captured array."""
     return tuple(("float" if capture.dtype == "float32" else "int", capture.name) for capture in mod.captures)
 
 
 def makes_floats_of_small_ints(mod: TracedMod, B: int, H: int, Q_LEN: int, KV_LEN: int) -> bool:
-    """Whether every int that the mod makes a float of is less than 2^22 in size, for positions, batches and heads below
-    these (the build constant SMALL_INTS)."""
+    """Whether every int that the mod converts to float is below 2^22 in magnitude, for positions, batches and heads
+    within these limits (build constant SMALL_INTS)."""
     unknown = np.asarray(np.nan, np.float32)
     last = {"b": B - 1, "h": H - 1, "q_idx": Q_LEN - 1, "kv_idx": KV_LEN - 1}
     ranges = {"score": (unknown, unknown)} | {name: (np.asarray(0), np.asarray(n)) for name, n in last.items()}
     graph = mod.graph
     if any(capture.source is not None and capture.dtype == "int32" for capture in mod.captures):
-        return False  # their values may change
+        return False  # the values may change
     for number in graph.reachable(mod.root):
         node = graph.nodes[number]
         if node.op != "cast" or node.dtype != "float32" or graph.nodes[node.args[0]].dtype != "int32":
@@ -100,7 +100,7 @@ def makes_floats_of_small_ints(mod: TracedMod, B: int, H: int, Q_LEN: int, KV_LE
 def trace_mods(
     score_mod: ScoreMod | TracedMod | None, mask_mod: MaskMod | TracedMod | None
 ) -> tuple[TracedMod | None, TracedMod | None]:
-    """Both functions with names of their own for temporaries and captures, ready for `bind_mods`."""
+    """Traces both functions with separate prefixes for temporaries and captures, ready for `bind_mods`."""
     return (
         None if score_mod is None else trace_score_mod(score_mod, prefix="score"),
         None if mask_mod is None else trace_mask_mod(mask_mod, prefix="mask"),

@@ -1,4 +1,4 @@
-"""What a call of flex_attention computes: sizes and dtypes."""
+"""The sizes and dtypes of a flex_attention call."""
 
 from __future__ import annotations
 
@@ -13,40 +13,35 @@ from llmcl.errors import UsageError, counted
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, PrefillTiles
 from llmcl.runtime.device import Device
 
-Strides = tuple[int, int, int]  # how many elements apart batches (of a pool: pages), heads and rows are
+Strides = tuple[int, int, int]  # elements between neighbouring batches (in a pool: pages), heads and rows
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Sizes of a call; dtypes as given for queries and for keys and values, and as wanted for the output.
-
-    head_dim: columns that the kernels compute with, at least `width` (of queries and keys) and `value_width`.
-    page_tokens, n_pages, pool_pages: keys of a page, pages of a sequence and of the pool; 0 without a page table.
-    own_inputs: arrays come from the host. sinks: whether there are any.
-    """
+    """Sizes, dtypes and requested results of a call."""
 
     batch: int
     n_q_heads: int
     n_kv_heads: int
     n_queries: int
     n_keys: int
-    width: int
-    value_width: int
-    head_dim: int
+    width: int  # columns of query and key
+    value_width: int  # columns of value
+    head_dim: int  # columns the kernels compute with, at least `width` and `value_width`
     q_dtype: str
     kv_dtype: str
     out_dtype: str
     scale: float
     return_lse: bool
     return_max_scores: bool
-    own_inputs: bool
+    own_inputs: bool  # arrays come from the host
     sinks: bool = False
-    page_tokens: int = 0
-    n_pages: int = 0
-    pool_pages: int = 0
+    page_tokens: int = 0  # keys per page; 0 without a page table
+    n_pages: int = 0  # pages per sequence
+    pool_pages: int = 0  # pages in the pool
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of the user's arrays and the results, by name."""
+        """Returns the shapes of the user's arrays and the results, by name."""
         rows = (self.batch, self.n_q_heads, self.n_queries)
         kv = (self.batch, self.n_kv_heads, self.n_keys)
         if self.page_tokens:
@@ -63,22 +58,22 @@ class Problem:
         return {**found, "out": (*rows, self.value_width), "lse": rows, "max_scores": rows}
 
     def results(self) -> tuple[str, ...]:
-        """The names of the results that the call asks for, in order."""
+        """Returns the names of the requested results, in order."""
         asked = {"lse": self.return_lse, "max_scores": self.return_max_scores}
         return "out", *(name for name, wanted in asked.items() if wanted)
 
     @property
     def group_rows(self) -> int:
-        """Queries of the heads that share a KV head."""
+        """Number of queries, over all heads that share a KV head."""
         return self.n_queries * self.n_q_heads // self.n_kv_heads
 
     def strides(self) -> list[Strides | None]:
-        """As `element_strides` of query, key and value in C order."""
+        """Returns `element_strides` for query, key and value in C order."""
         shapes = self.shapes()
         return [(heads * n * d, n * d, d) for _, heads, n, d in (shapes[name] for name in ("query", "key", "value"))]
 
     def lie_alike(self, strides: Sequence[Strides | None]) -> bool:
-        """Whether a kernel can read arrays of these dtypes, widths and strides as they lie."""
+        """Whether a kernel can read arrays with these dtypes, widths and strides in place."""
         fits = (
             self.q_dtype == self.kv_dtype
             and self.width == self.value_width
@@ -88,22 +83,23 @@ class Problem:
             return fits
         _, key, value = strides
         assert key is not None and value is not None
-        # Pages are to follow each other at a whole number of rows, the same for keys and values.
+        # The distance between pages must be a whole number of rows, equal for keys and values.
         return key[0] % key[2] == 0 and key[0] * value[2] == value[0] * key[2]
 
     def read_in_place(self, device: Device, tiles: PrefillTiles, mask_keys: int) -> bool:
-        """Whether the kernel with these tiles does, of arrays that lie alike. mask_keys: of a block of the block mask,
-        0 without one."""
-        # A tile of keys is to lie in one page.
+        """Whether the kernel for these tiles can read the arrays in place. mask_keys: keys per block in the block mask,
+        0 without a mask."""
+        # A key tile must lie within a page.
         together = not self.page_tokens or (self.page_tokens | mask_keys) % CAPACITY_MULTIPLE == 0
         return together and tiles.implementation.reads_arrays(device, self.kv_dtype, self.width)
 
 
-MAX_STRIDE = (1 << 31) - 1  # kernels read them as int32
+MAX_STRIDE = (1 << 31) - 1  # kernels read strides as int32
 
 
 def checked_shapes(arrays: Mapping[str, Any], enable_gqa: bool, mask_length: int | None) -> dict[str, Any]:
-    """The sizes of a Problem. mask_length: keys of the block mask. Raises UsageError for arrays that do not fit."""
+    """Returns the sizes for a Problem. mask_length: keys in the block mask. Raises UsageError for
+    inconsistent shapes."""
     for name in ("query", "key", "value"):
         array = arrays[name]
         if array.ndim != 4 or dtype_of(array) is None:

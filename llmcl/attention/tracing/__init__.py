@@ -1,1 +1,1 @@
-"""From a Python function to OpenCL C: symbols that record, the graph they leave, and what is asked of it."""
+"""Traces a Python function to OpenCL C: symbols record a graph, and passes over the graph analyse it and emit code."""

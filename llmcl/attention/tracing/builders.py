@@ -1,4 +1,4 @@
-"""What a mod can compute: each builder takes a graph and node numbers, and gives the number of a node.
+"""The operations a mod can use. Each builder takes a graph and node numbers and returns a node number.
 
 Types follow PyTorch: an int with a float gives a float, int / int a float, comparisons give bools. A bool in arithmetic
 counts as an int.
@@ -23,7 +23,7 @@ def cast(graph: Graph, number: int, dtype: Dtype) -> int:
 
 
 def common(graph: Graph, *numbers: int, least: Dtype = "int32") -> tuple[tuple[int, ...], Dtype]:
-    """The operands converted to the wider of their types: bool, int32, float32; at least `least`."""
+    """Converts the operands to their widest type (bool < int32 < float32), at least to `least`."""
     order: list[Dtype] = ["bool", "int32", "float32"]
     widest = max(order.index(graph.nodes[number].dtype) for number in numbers)
     dtype = order[max(widest, order.index(least))]
@@ -55,7 +55,7 @@ def _floordiv(graph: Graph, a: int, b: int) -> int:
     if dtype == "int32":
         return _integer_division(graph, "floordiv", a, b)
     rest = _mod(graph, a, b)
-    # a - rest is a multiple of b but for rounding, so that rint removes the rounding and nothing else.
+    # a - rest is a multiple up to rounding, so rint removes only the rounding error.
     return _float(graph, "rint", _div(graph, _arithmetic("sub")(graph, a, rest), b))
 
 
@@ -70,7 +70,7 @@ def _mod(graph: Graph, a: int, b: int) -> int:
 
 
 def _integer_division(graph: Graph, op: str, a: int, b: int) -> int:
-    """x // 0 = x % 0 = 0, as in NumPy: no kernel may divide by zero, nor INT_MIN by -1, which stops a CPU."""
+    """Follows NumPy: x // 0 = x % 0 = 0. Dividing by zero, or INT_MIN by -1, stops a CPU, so no kernel may do either."""
     location = current_location()
     zero = graph.constant(0, "int32", location)
     if graph.nodes[b].op == "const":
@@ -270,7 +270,7 @@ def _gelu(graph: Graph, a: int, approximate: str = "none") -> int:
 
 
 def _softplus(graph: Graph, a: int, beta: int | None = None, threshold: int | None = None) -> int:
-    """log(1 + exp(beta a)) / beta, and a itself where beta a is above the threshold."""
+    """log(1 + exp(beta a)) / beta, or a where beta a > threshold."""
     scaled = a if beta is None else _arithmetic("mul")(graph, a, beta)
     log = _float(graph, "log1p", _float(graph, "exp", scaled))
     limit = _constant(graph, 20.0) if threshold is None else threshold
@@ -352,7 +352,7 @@ BUILDERS: dict[str, Callable[..., int]] = {
     "detach": _same,
     **{name: _rounding(name) if name in ROUNDINGS else _function(name) for name in FUNCTIONS},
 }
-# The names that operators, NumPy and torch have for them.
+# The operator, NumPy and torch names.
 ALIASES = {
     "subtract": "sub",
     "multiply": "mul",

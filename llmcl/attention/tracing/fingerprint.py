@@ -1,4 +1,4 @@
-"""Whether a mod is the same as one seen before: its code and every value that it reaches, as one hashable value."""
+"""Computes a hashable fingerprint for a mod from its code and every value the code reaches."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 from llmcl.attention.tracing.symbols import is_array, is_device_array
 from llmcl.attention.tracing.trace import TracedMod, is_library, names_of
 
-MAX_ARRAY = 1 << 16  # bytes; comparing more takes longer than it saves
+MAX_ARRAY = 1 << 16  # bytes; comparing larger arrays takes longer than tracing again
 
 
 class _Unknown(Exception):
-    """Something whose changes cannot be seen from outside, such as an object of a user's class."""
+    """A value with changes invisible from outside, such as an instance from a user's class."""
 
 
 class _Same:
-    """Equal only to a wrapper of the same object, which it keeps alive."""
+    """Compares by identity with another wrapper and keeps the wrapped object alive."""
 
     def __init__(self, value: object):
         self.value = value
@@ -32,21 +32,21 @@ class _Same:
 
 
 def fingerprint(mod: object) -> Any:
-    """Equal for functions of equal code that reach equal values now; None where that cannot be known.
+    """Returns a value that is equal for equal code reaching equal values. Returns None if equality can't be decided.
 
-    A function is traced again when its fingerprint changed: a closure, default or global has another value, an array
-    other contents.
+    A mod is traced again when the fingerprint changes: a closure variable, default or global has another value, or an
+    array has other contents.
     """
     try:
         return _of(mod, {})
-    except (_Unknown, ValueError):  # a number of more digits than Python writes
+    except (_Unknown, ValueError):  # ValueError: more digits than Python converts
         return None
 
 
 def _of(value: Any, seen: dict[int, int]) -> Any:
     if value is None or isinstance(value, (bool, int, float, str, bytes, np.generic)):
         return type(value), repr(value)
-    if is_device_array(value):  # its values are the kernels' to read, whatever they are
+    if is_device_array(value):  # kernels read the contents at run time, so only identity counts
         return "device array", _Same(value), _Same(value.base_data), value.offset, value.dtype.str, value.shape
     if is_array(value):
         array = value if isinstance(value, np.ndarray) else _torch_array(value)

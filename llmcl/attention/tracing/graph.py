@@ -1,7 +1,7 @@
-"""The expression graph of a traced mod: what its nodes are, what they compute, and how they read in OpenCL C.
+"""The expression graph of a traced mod: nodes, evaluation in NumPy, and code generation for OpenCL C.
 
-A node is an operation on earlier nodes, so the list of nodes is in an order in which they can be computed, and equal
-nodes are stored once. Values are int32, float32 or bool; conversions between them are nodes of their own.
+Each node operates on earlier nodes, so list order is evaluation order. Equal nodes are stored once. Values are int32,
+float32 or bool; every conversion is a separate node.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from llmcl.errors import UsageError
 T = TypeVar("T")
 Dtype = Literal["bool", "int32", "float32"]
 Array = NDArray[Any]
-Value = bool | int | float | str | None  # int and float are not the same here
+Value = bool | int | float | str | None  # int and float are distinct here
 
 INPUTS: dict[str, Dtype] = {"score": "float32", "b": "int32", "h": "int32", "q_idx": "int32", "kv_idx": "int32"}
 INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
 
-# Functions of one float: NumPy's and OpenCL's form of each.
+# Functions with a single float argument: NumPy function and OpenCL text.
 ROUNDINGS = ("floor", "ceil", "rint", "trunc")
 _SAME_NAMES = ("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "tanh", "sin", "cos", *ROUNDINGS)
 FUNCTIONS: dict[str, tuple[Callable[[Array], Array], str]] = {
@@ -32,7 +32,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Array], Array], str]] = {
     "rsqrt": (lambda x: 1 / np.sqrt(x), "rsqrt({})"),
     "erf": (lambda x: np.vectorize(math.erf, otypes=[np.float64])(x).astype(x.dtype), "erf({})"),
 }
-# The functions that common.cl has for 16 values.
+# The functions that common.cl defines for 16 lanes.
 WIDE_FUNCTIONS = frozenset({"exp", "tanh"})
 OPERATIONS: dict[str, Callable[..., Array]] = {
     "add": np.add,
@@ -65,18 +65,13 @@ MAY_OVERFLOW = frozenset({"add", "sub", "mul", "neg", "abs", "shl", "cast"})
 
 @dataclass(frozen=True)
 class Capture:
-    """An array that a mod looks values up in: an argument of the kernels compiled from it.
+    """An array that a mod indexes. It becomes an argument in the compiled kernels."""
 
-    name is the identifier in the expression; label is what the user calls it. array is C-contiguous, float32 or
-    int32 (is_bool: 0 and 1). It is the user's own if that has this form. source: the user's array on a device, if
-    kernels can read it; array then has the values that it had in the trace.
-    """
-
-    name: str
-    label: str
-    array: Array
-    is_bool: bool
-    source: Any = None
+    name: str  # identifier in the generated code
+    label: str  # the user's name for the array
+    array: Array  # C-contiguous float32 or int32: the user's array if it has this form, else a copy
+    is_bool: bool  # stored as 0 and 1
+    source: Any = None  # the user's device array if kernels can read it; `array` then holds its traced values
 
     @property
     def dtype(self) -> str:
@@ -89,44 +84,41 @@ class Capture:
 
 @dataclass(frozen=True)
 class Node:
-    """value: a constant's value, an input's name, or the number of the capture that a load reads.
-
-    where: file and line of the user's function that made the node. depends: the inputs it is computed from.
-    """
+    """An operation on earlier nodes."""
 
     op: str
     args: tuple[int, ...]
     dtype: Dtype
-    value: Value
-    where: str
-    depends: frozenset[str]
+    value: Value  # a constant's value, an input's name, or a load's capture number
+    where: str  # file and line in the user's function
+    depends: frozenset[str]  # names of the inputs that reach this node
 
     @property
     def per_key(self) -> bool:
-        """Whether it differs from key to key."""
+        """Whether the value varies along the keys."""
         return not self.depends.isdisjoint(("score", "kv_idx"))
 
 
 class Graph:
-    """Nodes, each after its arguments, and the captures that loads read."""
+    """Nodes in evaluation order, and the captures that loads read."""
 
     def __init__(self, prefix: str):
         self.prefix = prefix
         self.nodes: list[Node] = []
         self.captures: list[Capture] = []
-        self.sources: dict[int, int] = {}  # id of a user's array -> number of its capture
-        self.kept: list[object] = []  # those arrays: an id stays theirs as long as they live
+        self.sources: dict[int, int] = {}  # id(user's array) -> capture number
+        self.kept: list[object] = []  # the arrays in `sources`, kept alive so that no id is reused
         self._numbers: dict[tuple[object, ...], int] = {}
 
     def renamed(self, prefix: str) -> Graph:
-        """The same nodes and captures, with names of another prefix. No node may be added to it."""
+        """Returns a graph with the same nodes and captures under another name prefix. The copy must not grow."""
         graph = Graph(prefix)
         graph.nodes = self.nodes
         graph.captures = [replace(c, name=capture_name(prefix, i)) for i, c in enumerate(self.captures)]
         return graph
 
     def add(self, op: str, args: tuple[int, ...], dtype: Dtype, where: str, value: Value = None) -> int:
-        """The number of the node, new or found; an operation on constants becomes a constant."""
+        """Returns the number of a new or equal existing node. Folds an operation on constants."""
         if args and op != "load" and all(self.nodes[arg].op == "const" for arg in args):
             return self._fold(op, args, dtype, where)
         key = (op, args, dtype, repr(value))
@@ -138,7 +130,7 @@ class Graph:
         return number
 
     def constant(self, value: float, dtype: Dtype, where: str) -> int:
-        """A bool, int32 or float32; raises UsageError for an integer beyond int32."""
+        """Adds a bool, int32 or float32 constant. Raises UsageError for an integer outside int32."""
         if dtype == "int32" and not INT_MIN <= value <= INT_MAX:
             raise UsageError(
                 f"{where}: the integer {value} does not fit into int32, which kernels compute in; "
@@ -156,7 +148,7 @@ class Graph:
         return self.constant(result.item(), dtype, where)
 
     def reachable(self, root: int) -> list[int]:
-        """The numbers of the nodes that the root is computed from, in order."""
+        """Returns, in order, the numbers of all nodes that `root` depends on, `root` included."""
         seen, stack = {root}, [root]
         while stack:
             new = set(self.nodes[stack.pop()].args) - seen
@@ -165,7 +157,7 @@ class Graph:
         return sorted(seen)
 
     def walk(self, root: int, compute: Callable[[Node, list[T]], T]) -> T:
-        """What compute(node, values of its arguments) gives for the root, with a value kept until its last use."""
+        """Evaluates `root` with compute(node, argument values). Frees each value after its last use."""
         order = self.reachable(root)
         last_use = {arg: number for number in order for arg in self.nodes[number].args}
         values: dict[int, T] = {}
@@ -181,9 +173,9 @@ class Graph:
     def evaluate(
         self, root: int, inputs: Mapping[str, Array], float_dtype: type[np.floating[Any]], *, check_overflow: bool
     ) -> Array:
-        """The root's values for inputs that broadcast against each other; integers are int64.
+        """Evaluates `root` on broadcastable inputs. Integers are int64.
 
-        Raises UsageError when an index lies outside its capture, and with check_overflow when an integer leaves int32.
+        Raises UsageError for an index outside its capture and, with check_overflow, for an integer outside int32.
         """
 
         def compute(node: Node, args: list[Array]) -> Array:
@@ -259,17 +251,17 @@ C_OPERATORS = {
     "shl": "<<",
     "shr": ">>",
 }
-# Operations whose text repeats an argument, which therefore must be a name.
+# Operations with a repeated argument in their text: the argument needs a variable.
 NEEDS_NAMES = frozenset({"floordiv", "mod", "min", "max", "abs"})
-MAX_NESTING = 64  # Intel's compiler ends the process at some 2000 parentheses within one another
+MAX_NESTING = 64  # Intel's compiler aborts at about 2000 nested parentheses
 
 
 class Emitter:
     """Writes the graph under `root` as OpenCL C for `lanes` keys at a time (1 or an even number up to 16).
 
     With one lane `score` is a float and the other inputs are ints; the result is a float (score_mod), or an int 0 or 1
-    (mask_mod). With more, `score` is a float vector and `kv_idx` an int vector of that many lanes; b, h and q_idx stay
-    scalar. The result is then a float vector, or an int vector of 0 and -1, even if it does not depend on `kv_idx`.
+    (mask_mod). With several lanes `score` is a float vector and `kv_idx` an int vector; b, h and q_idx stay scalar. The
+    result is always a vector, even without `kv_idx`: float, or int with 0 and -1.
     """
 
     def __init__(self, graph: Graph, root: int, lanes: int):
@@ -281,7 +273,7 @@ class Emitter:
         self.nonnegative = _nonnegative(graph, self.order)
 
     def body(self) -> str:
-        """Declarations, each using only earlier ones, and `return expression;`: a line each."""
+        """Returns one declaration per line in dependency order, ending with `return expression;`."""
         lines: list[str] = []
         named = self._named()
         for number in self.order:
@@ -299,8 +291,8 @@ class Emitter:
         return self.lanes > 1 and node.per_key
 
     def _named(self) -> set[int]:
-        """Nodes with a declaration: used twice, needed by name, computed once a row for a use at every key, or the
-        MAX_NESTING-th of operations within one another.
+        """Returns the nodes that get a variable: nodes used twice or required by name, values computed once a row and
+        used at every key, and every MAX_NESTING-th nested operation.
         """
         named: set[int] = set()
         seen: set[int] = set()
@@ -321,15 +313,15 @@ class Emitter:
         return {number for number in named if self.graph.nodes[number].op not in ("const", "input")}
 
     def _wide(self, number: int) -> str:
-        """The text of a node with all lanes: a scalar is spread over them."""
+        """Returns a node's text for all lanes, broadcasting a scalar."""
         node, text = self.graph.nodes[number], self.texts[number]
         if self.lanes == 1 or node.per_key:
             return text
-        # A comparison of vectors gives -1 for true, one of scalars 1.
+        # A vector comparison gives -1 for true, a scalar comparison 1.
         return f"({C_TYPES[node.dtype]}{self.lanes})({f'-({text})' if node.dtype == 'bool' else text})"
 
     def _halves(self, form: str, result: str, *args: int) -> str:
-        """`form` on both halves of its arguments: no vector of 16 may cross a call into the driver's library."""
+        """Applies `form` to both halves: no vector with 16 lanes may be passed to a library function in the driver."""
         half = self.lanes // 2
 
         def part(arg: int, which: str) -> str:
@@ -371,7 +363,7 @@ class Emitter:
         if vector and self.lanes == 16 and node.op in WIDE_FUNCTIONS:
             return f"{node.op}16({args[0]})"
         if node.op == "tanh" and not vector:
-            return f"TANH({args[0]})"  # a macro, since a kernel may have its own tanh
+            return f"TANH({args[0]})"  # a macro, because a kernel may define its own tanh
         form = FUNCTIONS[node.op][1] if node.op in FUNCTIONS else f"{node.op}({{}}, {{}})"
         return self._halves(form, "float", *node.args) if vector else f"({form.format(*args)})"
 
@@ -385,7 +377,7 @@ class Emitter:
         kind = C_TYPES[node.dtype]
         if vector:
             return self._halves(f"convert_{kind}{self.lanes // 2}({{}})", kind, arg)
-        return f"FLOAT_OF({text})" if kind == "float" else f"({kind})({text})"  # a macro: a kernel may have its own
+        return f"FLOAT_OF({text})" if kind == "float" else f"({kind})({text})"  # a macro: a kernel may define its own
 
     def _load_text(self, node: Node, vector: bool) -> str:
         capture = self.graph.capture_of(node)
@@ -403,11 +395,11 @@ class Emitter:
         return f"({C_TYPES[node.dtype]}{self.lanes})({', '.join(at(f'.s{lane:x}') for lane in range(self.lanes))})"
 
     def _division_text(self, node: Node, args: list[str]) -> str:
-        """Integer // and %, towards minus infinity; the divisor is not 0 (`trace` sees to it)."""
+        """Integer // and %, rounded towards minus infinity. `trace` guarantees a nonzero divisor."""
         a, b = args
         divisor = self.graph.nodes[node.args[1]].value if self.graph.nodes[node.args[1]].op == "const" else None
         if isinstance(divisor, int) and divisor > 0 and divisor & (divisor - 1) == 0:
-            # OpenCL's >> keeps the sign, so this holds for negative values too.
+            # OpenCL's >> keeps the sign, so it is right for negative values too.
             shift, mask = divisor.bit_length() - 1, divisor - 1
             return f"({a} >> {shift})" if node.op == "floordiv" else f"({a} & {mask})"
         operator = "/" if node.op == "floordiv" else "%"
@@ -422,7 +414,7 @@ class Emitter:
 
 
 def _nonnegative(graph: Graph, order: list[int]) -> dict[int, bool]:
-    """Which int32 nodes are plainly never negative. Positions and heads never are."""
+    """Maps each node to whether it is an int32 that can't be negative. Positions and heads never are negative."""
     known: dict[int, bool] = {}
     for number in order:
         node = graph.nodes[number]
@@ -443,7 +435,7 @@ def _nonnegative(graph: Graph, order: list[int]) -> dict[int, bool]:
 
 
 def _row_major_strides(array: Array) -> list[int]:
-    """Strides in elements. NumPy's own may differ for axes of length 1."""
+    """Strides in elements. NumPy's strides may differ for axes with length 1."""
     return [int(np.prod(array.shape[axis + 1 :], dtype=np.int64)) for axis in range(array.ndim)]
 
 

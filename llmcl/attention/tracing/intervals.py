@@ -1,9 +1,9 @@
-"""Bounds of a traced graph over boxes of positions: what a mod can be anywhere in a block, without visiting it.
+"""Bounds a traced graph over boxes of positions, without visiting each position (interval arithmetic).
 
-A value is known as [low, high], arrays with an element for each block; a bool as (certain, possible). Bounds of
-floats are computed in the precision of the values: rounding is monotone, so that they hold for every rounded value
-too. A float of which nothing is known, because it may be NaN or infinite, has NaN as its bounds; every comparison with
-NaN is undecided. Source of the method: Moore, "Interval Analysis" (1966).
+A number is a pair [low, high] and a bool a pair (certain, possible); each member is an array with an element per block.
+Float bounds use the precision of the values: rounding is monotone, so the bounds also hold for every rounded value. A
+float that may be NaN or infinite has NaN bounds, and every comparison with NaN is undecided. Source: Moore, "Interval
+Analysis" (1966).
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from llmcl.attention.tracing.graph import (
 
 Interval = tuple[Array, Array]
 
-EXACT_FUNCTIONS = frozenset({"sqrt", "floor", "ceil", "rint", "trunc"})  # correctly rounded, therefore monotone
+EXACT_FUNCTIONS = frozenset({"sqrt", "floor", "ceil", "rint", "trunc"})  # correctly rounded, so monotone
 UNKNOWN_FUNCTIONS = frozenset({"sin", "cos"})
-# Larger captures are bounded as a whole: the tables over ranges of them would outgrow the memory of a block mask.
+# Larger captures get one bound over all elements: range tables would need more memory than a block mask.
 MAX_RANGE_ELEMENTS = 1 << 20
 
 
 def bounds(
     graph: Graph, root: int, ranges: Mapping[str, Interval], float_dtype: type[np.floating[Any]]
 ) -> tuple[Array, Array, Array]:
-    """(low, high, unsafe) of the root when each input named in `ranges` is anywhere in its interval.
+    """Returns (low, high, unsafe) for the root, given an interval for each input in `ranges`.
 
-    Integer intervals are int64. unsafe marks the blocks in which an index may lie outside its capture, or an integer
-    may leave int32: there the bounds say nothing, and `evaluate` tells.
+    Integer intervals are int64. unsafe marks blocks in which an index may leave its capture or an integer may leave
+    int32. The bounds are meaningless there; use `evaluate`.
     """
     unsafe: Array = np.zeros((), np.bool_)
 
@@ -99,13 +99,13 @@ def _operation(graph: Graph, node: Node, args: list[Interval], float_dtype: type
 
 
 def _finite(low: Array, high: Array) -> Interval:
-    """Unknown where a bound is infinite or NaN: inside, infinities may have met and made NaN."""
+    """Replaces infinite or NaN bounds with NaN: inside the interval, infinities may have met and produced NaN."""
     known = np.isfinite(low) & np.isfinite(high)
     return np.where(known, low, low.dtype.type(np.nan)), np.where(known, high, high.dtype.type(np.nan))
 
 
 def _corners(op: str, a: Interval, b: Interval) -> Interval:
-    """Bounds of an operation that is monotone in each operand, in whatever direction."""
+    """Bounds an operation that is monotone in each operand, rising or falling."""
     function = OPERATIONS[op]
     if op == "add":
         return function(a[0], b[0]), function(a[1], b[1])
@@ -132,7 +132,7 @@ def _cast(source: str, target: str, a: Interval, float_dtype: type[np.floating[A
         return low.astype(float_dtype), high.astype(float_dtype)
     if source == "bool":
         return low.astype(np.int64), high.astype(np.int64)
-    # Unknown and huge floats become more than int32 holds, which marks the block as unsafe.
+    # Unknown and huge floats become values outside int32, so the block is marked unsafe.
     known = (low >= INT_MIN) & (high <= INT_MAX)
     low = np.where(known, low, 2.0 * INT_MIN).astype(np.int64)
     return low, np.where(known, high, 2.0 * INT_MAX).astype(np.int64)
@@ -165,7 +165,7 @@ def _logic(op: str, args: list[Interval]) -> Interval:
         return a[0] & b[0], a[1] & b[1]
     if op == "or":
         return a[0] | b[0], a[1] | b[1]
-    # xor: certain where both are decided and differ, impossible where both are decided and agree.
+    # xor is certain where both operands are decided and differ, impossible where both are decided and agree.
     return (a[0] & ~b[1]) | (~a[1] & b[0]), ~((a[0] & b[0]) | (~a[1] & ~b[1]))
 
 
@@ -178,7 +178,7 @@ def _function(op: str, a: Interval) -> Interval:
         low, high = high, low
     if op in EXACT_FUNCTIONS:
         return low, high
-    # These are rounded to within a few units in the last place, and not always monotonically.
+    # Accurate within a few units in the last place, but not always monotone.
     margin = 16 * np.finfo(low.dtype).eps
     return low - np.abs(low) * margin, high + np.abs(high) * margin
 
@@ -201,7 +201,7 @@ def _remainder(a: Interval, b: Interval) -> Interval:
 
 
 def _bits(a: Interval, b: Interval) -> Interval:
-    """Bounds of |, ^ and &: the result has no more bits than the longer operand."""
+    """Bounds |, ^ and &: the result has no more bits than the longer operand."""
     largest = np.maximum(np.maximum(a[1], ~a[0]), np.maximum(b[1], ~b[0])).clip(0, INT_MAX)
     mask = np.asarray(largest)
     for shift in (1, 2, 4, 8, 16):
@@ -244,7 +244,7 @@ INTEGER: dict[str, Callable[..., Interval]] = {
 def _load(
     graph: Graph, node: Node, indices: list[Interval], float_dtype: type[np.floating[Any]]
 ) -> tuple[Array, Array, Array]:
-    """Least and largest value in the captured box, or in the run of elements from its first to its last corner."""
+    """Returns least and greatest value in the indexed box, or in the flat range from its first to its last corner."""
     array = graph.capture_of(node).array
     outside: Array = np.zeros((), np.bool_)
     first: Array = np.zeros((), np.int64)
@@ -259,7 +259,8 @@ def _load(
 
 
 def range_extremes(values: Array, first: Array, last: Array) -> Interval:
-    """min and max of values[first : last + 1] for each pair, first <= last, by runs of 1, 2, 4, ... elements."""
+    """Returns min and max of values[first : last + 1] per pair, first <= last, from a sparse table over 1, 2, 4, ...
+    elements."""
     if values.size > MAX_RANGE_ELEMENTS:
         shape = np.broadcast_shapes(first.shape, last.shape)
         return np.broadcast_to(values.min(), shape), np.broadcast_to(values.max(), shape)
@@ -272,7 +273,7 @@ def range_extremes(values: Array, first: Array, last: Array) -> Interval:
             half = 1 << (k - 1)
             low, high = np.minimum(low[:-half], low[half:]), np.maximum(high[:-half], high[half:])
         chosen = level == k
-        # Two runs of 2^k elements cover the range, from its start and up to its end.
+        # Two overlapping runs with 2^k elements cover the range: from its start, and up to its end.
         start, end = first[chosen], last[chosen] - (1 << k) + 1
         least[chosen], most[chosen] = np.minimum(low[start], low[end]), np.maximum(high[start], high[end])
     return least, most

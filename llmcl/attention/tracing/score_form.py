@@ -1,5 +1,5 @@
-"""What a kernel may compute once a row, or not at all, of a score_mod: constant factors, and a slope along the keys.
-And whether it is a soft cap."""
+"""Splits a score_mod into parts a kernel can compute once a row or skip: constant factors, a slope along the keys, and
+a soft cap."""
 
 from __future__ import annotations
 
@@ -15,30 +15,29 @@ MOST_CAP = 1000.0
 
 @dataclass(frozen=True)
 class ScoreForm:
-    """score_mod(score, ...) = factor f(unit score, ...): factor and unit constants above 0, f the node `root`.
+    """score_mod(score, ...) = factor * f(unit * score, ...).
 
-    slope: if f adds to its score what grows by the same amount from key to key in a row, the node of this amount, a
-    function of b, h and q_idx; else None.
+    slope: set if f is score plus a linear term in the key.
     """
 
     graph: Graph
-    root: int
-    unit: float
-    factor: float
-    slope: int | None
+    root: int  # the node f
+    unit: float  # constant above 0
+    factor: float  # constant above 0
+    slope: int | None  # node (of b, h, q_idx) for the increase per key, or None
 
     @property
     def is_soft_cap(self) -> bool:
-        """Whether f is tanh and nothing else, and the cap one that float16 has room for with its exponential."""
+        """Whether f is only tanh, with a cap small enough for float16."""
         node = self.graph.nodes[self.root]
         return self.factor <= MOST_CAP and node.op == "tanh" and _is_score(self.graph.nodes[node.args[0]])
 
     def body(self) -> str:
-        """f in OpenCL C: the statements of a function, `return` last."""
+        """Returns f in OpenCL C: the statements of a function, `return` last."""
         return Emitter(self.graph, self.root, 1).body()
 
     def slope_body(self) -> str:
-        """Likewise the slope; empty without one."""
+        """Returns the slope in OpenCL C, or an empty string without a slope."""
         return "" if self.slope is None else Emitter(self.graph, self.slope, 1).body()
 
 
@@ -54,7 +53,7 @@ def score_form(mod: TracedMod) -> ScoreForm:
 
 
 def _constant_factor(graph: Graph, number: int) -> tuple[float, int] | None:
-    """(c, x) of a node that is x c or x / c with a finite constant above 0."""
+    """Returns (c, x) if the node is x * c or x / c with a finite constant above 0."""
     node = graph.nodes[number]
     if node.op not in ("mul", "div") or node.dtype != "float32":
         return None
@@ -76,7 +75,7 @@ def _outer_factor(graph: Graph, root: int) -> tuple[float, int]:
 
 
 def _common_unit(graph: Graph, root: int) -> float:
-    """What the score is multiplied by wherever it is used, 1 if that differs."""
+    """Returns the constant factor the score has at every use, or 1 if the factors differ."""
     units = set()
     for number in graph.reachable(root):
         if any(_is_score(graph.nodes[arg]) for arg in graph.nodes[number].args):
@@ -90,7 +89,7 @@ def _is_score(node: Node) -> bool:
 
 
 def _copy_in_units(graph: Graph, root: int, to: Graph, unit: float) -> int:
-    """The node in `to`, whose score is `unit` times the score of `graph`."""
+    """Copies the node into `to`, where the input score is already multiplied by `unit`."""
     places: dict[int, int] = {}
     for number in graph.reachable(root):
         node = graph.nodes[number]
@@ -105,14 +104,14 @@ def _copy_in_units(graph: Graph, root: int, to: Graph, unit: float) -> int:
 
 @dataclass(frozen=True)
 class _Linear:
-    """scores: 0 or 1 times the score; slope: the node of what is added from key to key, which no key changes."""
+    """A value that is linear along the keys."""
 
-    scores: int
-    slope: int
+    scores: int  # coefficient of the score: 0 or 1
+    slope: int  # node for the increase per key; constant along the keys
 
 
 def _along_keys(graph: Graph, root: int) -> _Linear | None:
-    """How a node depends on score and key; None if in another way."""
+    """Returns how a node depends on score and key, or None if the dependence isn't linear."""
     known: dict[int, _Linear | None] = {}
     for number in graph.reachable(root):
         known[number] = _of_node(graph, number, known)

@@ -1,4 +1,4 @@
-"""Where in the user's code an expression stands that is being traced."""
+"""Finds the source line in the user's code for the expression being traced."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import numpy as np
 from llmcl.errors import UsageError
 
 _TRACE_FILE = str(Path(__file__).with_name("trace.py"))
-# The mods of masks.py are traced like a user's.
+# The mods in masks.py are traced like a user's.
 _OWN_FILES = frozenset(str(path) for path in Path(__file__).parents[1].rglob("*.py") if path.name != "masks.py")
 UNKNOWN_LOCATION = "<the traced function>"
 
 
 def _is_users(filename: str) -> bool:
-    """Whether the file is the user's: neither ours, nor that of a library through which a call came to us."""
+    """Whether the file is the user's: neither ours nor part of a library that called us."""
     if filename in _OWN_FILES or filename == functools.__file__ or filename.startswith("<frozen"):
         return False
     return not any(filename.startswith(folder) for folder in (str(Path(np.__file__).parent), _torch_folder()) if folder)
@@ -36,11 +36,11 @@ def _location(filename: str, line: int) -> str:
 
 
 def current_location() -> str:
-    """File, line and text of the user's expression that is being traced."""
+    """Returns file, line and text of the user's expression being traced."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         filename = frame.f_code.co_filename
-        if filename == _TRACE_FILE and frame.f_code.co_name == "_trace":  # its callers are not traced
+        if filename == _TRACE_FILE and frame.f_code.co_name == "_trace":  # callers are not traced
             break
         if _is_users(filename):
             return _location(filename, frame.f_lineno)
@@ -68,7 +68,7 @@ def definition(fn: object) -> str:
 
 
 def call_method(value: object) -> object:
-    """`__call__` as the value's class defines it; None for a value that is not callable."""
+    """Returns `__call__` as defined in the value's class, or None for a value that isn't callable."""
     return next((vars(base)["__call__"] for base in type(value).__mro__ if "__call__" in vars(base)), None)
 
 

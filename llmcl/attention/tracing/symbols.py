@@ -1,6 +1,6 @@
-"""Symbols and captured arrays: what stands for numbers and arrays while a mod is traced.
+"""Symbols and captured arrays: they stand in for numbers and arrays while a mod is traced.
 
-Operators on a symbol, and the functions of NumPy and torch, which dispatch to it, arrive at `apply`.
+Operators on a symbol arrive at `apply`. So do NumPy and torch functions, because both libraries dispatch to the symbol.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def _is_torch_tensor(value: object) -> bool:
 
 
 def is_device_array(value: object) -> bool:
-    """Whether it is a pyopencl.array.Array."""
-    module = sys.modules.get("pyopencl.array")  # without it there are none of its arrays
+    """Whether the value is a pyopencl.array.Array."""
+    module = sys.modules.get("pyopencl.array")  # not imported: no such array can exist
     return module is not None and isinstance(value, module.Array)
 
 
@@ -49,7 +49,7 @@ def is_array(value: object) -> bool:
 
 
 def _to_numpy(value: Any) -> Array:
-    """From a NumPy array, a torch tensor of any device, or pyopencl's array. Floats that NumPy lacks are widened."""
+    """Converts a NumPy array, a torch tensor on any device, or a pyopencl array. Widens float types that NumPy lacks."""
     if isinstance(value, np.ndarray):
         return value
     if is_device_array(value):
@@ -61,7 +61,7 @@ def _to_numpy(value: Any) -> Array:
 
 
 def _device_array(array: Array, label: str) -> tuple[Array, bool]:
-    """The array as kernels read it, C-contiguous float32 or int32, and whether it holds bools."""
+    """Returns the array in the kernels' form (C-contiguous float32 or int32), and whether it holds bools."""
     kind = array.dtype.kind
     if kind not in "biuf":
         raise mod_error(
@@ -81,7 +81,7 @@ def _device_array(array: Array, label: str) -> tuple[Array, bool]:
 
 
 def lift(graph: Graph, value: Any) -> int:
-    """The node of a symbol, or of a number as a constant."""
+    """Returns the node for a symbol, or a constant node for a number."""
     if isinstance(value, Symbol):
         if value._graph is not graph:
             raise mod_error("a value from another trace is used; compute it inside the function")
@@ -110,7 +110,7 @@ def lift(graph: Graph, value: Any) -> int:
     raise mod_error(f"{value!r} ({type(value).__name__}) is no operand; use numbers, bools and captured arrays")
 
 
-# Keyword arguments that are operands, in the order of their positions; then those that change nothing.
+# First keyword arguments that are operands, in positional order; then keyword arguments without effect.
 _OPERANDS = (
     "condition",
     "input",
@@ -131,7 +131,7 @@ _IGNORED = ("dtype", "device", "requires_grad", "memory_format", "layout", "pin_
 
 
 def apply(name: str, *args: Any, **kwargs: Any) -> Symbol:
-    """The function `name` of symbols and numbers, at least one of them a symbol."""
+    """Applies the function `name` to symbols and numbers, with at least one symbol among the arguments."""
     build = BUILDERS.get(ALIASES.get(name, name))
     if build is None:
         raise mod_error(f"the function `{name}` cannot be compiled for a device; supported are operators, {SUPPORTED}")
@@ -160,7 +160,7 @@ def apply(name: str, *args: Any, **kwargs: Any) -> Symbol:
 
 
 def _clamp_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """min and max may each be missing, so they have to be told apart before their names are dropped."""
+    """Tells min from max before the names are dropped: either may be missing."""
     low = kwargs.pop("min", kwargs.pop("a_min", None))
     high = kwargs.pop("max", kwargs.pop("a_max", None))
     value, *rest = [*args, *(kwargs.pop(key) for key in ("input", "a") if key in kwargs)]
@@ -170,7 +170,7 @@ def _clamp_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tup
 
 
 def _dtype_of(value: Any) -> Dtype | None:
-    """The type that a NumPy, torch or Python dtype stands for here; None for what is no dtype, such as a device."""
+    """Maps a NumPy, torch or Python dtype to a graph dtype. Returns None for anything else, such as a device."""
     if isinstance(value, Symbol):
         return value.dtype
     text = str(value).removeprefix("torch.")
@@ -193,7 +193,7 @@ def _reflected(name: str) -> Callable[[Symbol, Any], Symbol]:
 
 
 class Symbol:
-    """A value that a mod computes, while it is traced: operators and functions on it add nodes to the graph."""
+    """A mod's value during tracing. Operators and functions on it add nodes to the graph."""
 
     __slots__ = ("_graph", "_number")
     __hash__ = object.__hash__
@@ -273,10 +273,10 @@ class Symbol:
             name, args = name[1:], tuple(args)[::-1]
         return apply(name, *args, **(kwargs or {}))
 
-    # Methods that code written for torch calls on its tensors.
+    # Tensor methods from torch.
 
     def to(self, *args: Any, dtype: Any = None, **kwargs: Any) -> Symbol:
-        """Converts to the kind of the dtype among the arguments; a device changes nothing."""
+        """Converts to the first dtype among the arguments. A device has no effect."""
         for value in (*args, dtype):
             target = None if value is None else _dtype_of(value)
             if target is not None:
@@ -302,7 +302,7 @@ class Symbol:
         return apply("where", condition, self, other)
 
     def new_full(self, size: Any, value: Any, *, dtype: Any = None, **kwargs: Any) -> Symbol:
-        """A constant of this symbol's type unless dtype says otherwise; size must be ()."""
+        """Adds a constant with this symbol's type, or with dtype. size must be ()."""
         if tuple(size):
             raise mod_error(f"a tensor of shape {tuple(size)} is made in the function; make it outside and index it")
         target = self.dtype if dtype is None else _dtype_of(dtype)
@@ -321,13 +321,13 @@ class Symbol:
 
 
 DOTS = frozenset({"dot", "vdot", "inner", "matmul", "vecdot", "linalg_vecdot", "rmatmul"})
-MOST_PRODUCTS = 256  # each is an expression of its own in the kernel
+MOST_PRODUCTS = 256  # each product is a separate expression in the kernel
 
 
 class CapturedArray(NDArrayOperatorsMixin):
-    """An array that a mod can reach, while the mod is traced: a symbol may index it.
+    """An array within a mod's reach during tracing. A symbol may index it.
 
-    Until an index is or depends on a symbol it behaves like the array: `table[0]`, `table * 2` and `len(table)`.
+    Until an index is or depends on a symbol, it behaves like the array: `table[0]`, `table * 2` and `len(table)`.
     """
 
     def __init__(self, graph: Graph, value: Any, label: str, prefix: tuple[Any, ...] = ()):
@@ -403,7 +403,7 @@ class CapturedArray(NDArrayOperatorsMixin):
         )
 
     def __array__(self, *args: Any, **kwargs: Any) -> Array:
-        """The part that the indices so far have chosen."""
+        """Returns the part selected by the indices up to now."""
         if any(isinstance(index, Symbol) for index in self._prefix):
             raise mod_error(
                 f"a row of the captured array `{self._label}` is used as an array, and which row depends on the "
@@ -415,14 +415,14 @@ class CapturedArray(NDArrayOperatorsMixin):
         return _dot("dot", self, other)
 
     def to(self, *args: Any, **kwargs: Any) -> CapturedArray:
-        """Conversions of the whole array: kernels read float32 or int32 in any case."""
+        """Ignores conversions of the whole array: kernels read float32 or int32 in any case."""
         return self
 
     cpu = cuda = contiguous = detach = clone = to
 
 
 def _dot(name: str, a: Any, b: Any, **kwargs: Any) -> Any:
-    """The sum of the products of two vectors, written out: rows of captured arrays, each index but the last given."""
+    """Expands the dot product of two vectors: rows of captured arrays, indexed up to the last axis."""
     shapes = [tuple(getattr(value, "shape", ())) for value in (a, b)]
     if kwargs or len(shapes[0]) != 1 or shapes[0] != shapes[1] or shapes[0][0] > MOST_PRODUCTS:
         raise mod_error(
@@ -437,7 +437,7 @@ def _rank(value: Any) -> int:
 
 
 def _capture(graph: Graph, value: Any, label: str) -> tuple[int, Capture]:
-    """The capture of an array, new at its first use."""
+    """Returns the array's capture, adding it at first use."""
     known = graph.sources.get(id(value))
     if known is None:
         array, is_bool = _device_array(_to_numpy(value), label)

@@ -1,8 +1,8 @@
-"""From a user's score_mod or mask_mod to OpenCL C: the function is called once, with symbols in place of numbers.
+"""Traces a user's score_mod or mask_mod to OpenCL C by calling it once with symbols as arguments.
 
-Operators reach a symbol by themselves, and so do the functions of NumPy and PyTorch, which dispatch to it. Indexing an
-array with a symbol does not, so the arrays that a function reaches (closure, defaults, globals, attributes) are
-replaced by `CapturedArray`s in a copy of the function before it is called.
+Operators, NumPy functions and PyTorch functions all dispatch to a symbol. Indexing an array with a symbol doesn't.
+Therefore the function is copied first, and every array the copy reaches (closure, defaults, globals, attributes) is
+replaced with a `CapturedArray`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ PARAMETERS: dict[str, tuple[str, ...]] = {"score_mod": tuple(INPUTS), "mask_mod"
 
 @dataclass(frozen=True)
 class TracedMod:
-    """A traced function: its OpenCL C, the arrays it looks up, and its evaluation in NumPy.
+    """A traced function: its OpenCL C, its captured arrays, and its evaluation in NumPy.
 
-    `body` uses the identifiers `score, b, h, q_idx, kv_idx` and the names of the captures. Indices are not clamped: b,
-    h, q_idx and kv_idx must lie in the ranges that `block_mask.check_mod` was called with.
+    `body` uses the identifiers `score, b, h, q_idx, kv_idx` and the capture names. Indices are not clamped: b, h, q_idx
+    and kv_idx must lie in the ranges checked with `block_mask.check_mod`.
     """
 
     kind: Kind
@@ -43,16 +43,16 @@ class TracedMod:
 
     @property
     def captures(self) -> tuple[Capture, ...]:
-        """Numbered in order of first use; kernels take one argument for each."""
+        """The captures, numbered by first use. Kernels take one argument for each."""
         return tuple(self.graph.captures)
 
     @property
     def depends(self) -> frozenset[str]:
-        """The inputs that the result depends on."""
+        """Names of the inputs that affect the result."""
         return self.graph.nodes[self.root].depends
 
     def body(self, lanes: int = 1) -> str:
-        """OpenCL C for one key, or for 2, 4, 8 or 16 keys at a time: the statements of a function, `return` last."""
+        """Returns the function body in OpenCL C (statements, `return` last) for 1, 2, 4, 8 or 16 keys at a time."""
         return Emitter(self.graph, self.root, lanes).body()
 
     def evaluate(
@@ -66,10 +66,11 @@ class TracedMod:
         dtype: type[np.floating[Any]] = np.float64,
         check_overflow: bool = False,
     ) -> Array:
-        """The mod's values in NumPy, for arguments of any shapes that broadcast: floats of `dtype`, or bools.
+        """Evaluates the mod in NumPy on arguments with any broadcastable shapes.
 
-        Integers are int64, floats `dtype`; a mask_mod ignores score. Raises UsageError when an index lies outside
-        a captured array, and with check_overflow when an integer leaves int32, which kernels compute in.
+        Returns bools, or floats in `dtype`; integers inside are int64. A mask_mod ignores score. Raises UsageError for
+        an index outside a captured array and, with check_overflow, for an integer outside int32 (the kernels' integer
+        type).
         """
         inputs = {"score": score, "b": b, "h": h, "q_idx": q_idx, "kv_idx": kv_idx}
         value = self.graph.evaluate(self.root, inputs, dtype, check_overflow=check_overflow)
@@ -80,15 +81,15 @@ class TracedMod:
 def trace_score_mod(fn: Mod | TracedMod, *, prefix: str = "mod") -> TracedMod:
     """Traces `fn(score, b, h, q_idx, kv_idx) -> score`.
 
-    score is a float32, the others int32. Captures are named `<prefix>_0`, ..., temporaries `<prefix>_t0`, ...; in a
-    mod that is traced already they are renamed.
-    Raises UsageError, with file and line, for what cannot be traced.
+    score is a float32, the rest int32. Captures are named `<prefix>_0`, ..., temporaries `<prefix>_t0`, ...; an already
+    traced mod is renamed.
+    Raises UsageError, with file and line, for code that cannot be traced.
     """
     return _trace(fn, "score_mod", prefix)
 
 
 def trace_mask_mod(fn: Mod | TracedMod, *, prefix: str = "mod") -> TracedMod:
-    """Traces `fn(b, h, q_idx, kv_idx) -> bool` (False: the key is not seen); otherwise as trace_score_mod."""
+    """Traces `fn(b, h, q_idx, kv_idx) -> bool` (False hides the key). Otherwise like trace_score_mod."""
     return _trace(fn, "mask_mod", prefix)
 
 
@@ -120,7 +121,7 @@ def _trace(fn: Mod | TracedMod, kind: Kind, prefix: str) -> TracedMod:
 def _check_parameters(fn: Mod, kind: Kind, name: str, home: str) -> None:
     try:
         signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # a built-in function that has no signature
+    except (TypeError, ValueError):  # a built-in function without a signature
         return
     try:
         signature.bind(*PARAMETERS[kind])
@@ -163,14 +164,14 @@ def _without_location(error: UsageError) -> str:
 
 
 class _Wrapper:
-    """Copies of functions and containers in which arrays are CapturedArrays; nothing of the user's is changed."""
+    """Copies functions and containers, with CapturedArrays in place of arrays. The user's objects stay unchanged."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.done: dict[int, tuple[object, Any]] = {}  # by id; the original is kept alive so that its id stays its own
+        self.done: dict[int, tuple[object, Any]] = {}  # by id; keeps the original alive so that no id is reused
 
     def wrap(self, value: Any, label: str, names: frozenset[str] = frozenset()) -> Any:
-        """`names`: the attributes that the code at hand mentions, by which arrays in objects are found."""
+        """Wraps a value. `names`: attribute names in the calling code, used to find arrays inside objects."""
         if id(value) in self.done:
             return self.done[id(value)][1]
         if is_array(value):
@@ -196,14 +197,14 @@ class _Wrapper:
         return wrapped
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
-        is_ours = function.__module__ == "llmcl.attention.functions"  # which take symbols as they are
+        is_ours = function.__module__ == "llmcl.attention.functions"  # our functions take symbols directly
         if is_ours or (is_library(function.__module__) and not function.__closure__):
             return function
         if id(function) in self.done:
             copied = self.done[id(function)][1]
             assert isinstance(copied, types.FunctionType)
             return copied
-        # Made and remembered before it is filled: a function may reach itself.
+        # Registered before it is filled, because a function may reach itself.
         cells = tuple(types.CellType() for _ in function.__closure__ or ())
         names = names_of(function)
         scope = dict(function.__globals__)
@@ -227,7 +228,7 @@ class _Wrapper:
         return copied
 
     def _object(self, value: Any, label: str, names: frozenset[str]) -> Any:
-        """The object. If its attributes are arrays, or if it can be called: a view that wraps what it hands out."""
+        """Returns the object, or a wrapping view if it is callable or has array attributes."""
         if isinstance(value, (type, types.ModuleType, types.BuiltinFunctionType, str, bytes, int, float, complex)):
             return value
         if value is None or isinstance(value, (np.generic, np.ufunc, Symbol)):
@@ -242,7 +243,7 @@ class _Wrapper:
 
 
 class _View:
-    """Stands for an object during a trace: attributes come from it, arrays among them as CapturedArrays."""
+    """Stands for an object during a trace. Forwards attributes, with CapturedArrays in place of arrays."""
 
     def __init__(self, wrapper: _Wrapper, value: Any, label: str):
         self._wrapper = wrapper
@@ -263,13 +264,13 @@ class _View:
 
 
 def is_library(module: str | None) -> bool:
-    """Whether a module's own globals hold nothing of the user's."""
+    """Whether a module's globals hold only library objects, nothing from the user."""
     root = (module or "").partition(".")[0]
     return root in ("numpy", "torch") or root in sys.stdlib_module_names
 
 
 def names_of(function: Any) -> frozenset[str]:
-    """The names of globals and attributes in a function's code and in the functions inside it."""
+    """Returns all global and attribute names in a function's code, including nested functions."""
     names: set[str] = set()
     stack = [getattr(function, "__code__", None)]
     while stack:
