@@ -95,8 +95,8 @@ def neighbourhood(width: int, height: int, radius: int) -> MaskMod:
 
 
 def alibi_slopes(n_heads: int) -> np.ndarray[Any, np.dtype[np.float32]]:
-    """Returns float32 [n_heads]: 2^(-8 (h + 1) / n) if n is a power of two. Otherwise interleaves slopes for the next
-    larger power (ALiBi, Press et al., 2021)."""
+    """Returns float32 [n_heads]: 2^(-8 (h + 1) / n) if n is a power of two. Otherwise the slopes for the power below n,
+    then every second slope for the power above n (ALiBi, Press et al., 2021)."""
     n_heads = _whole("n_heads", n_heads, most=MAX_HEADS)
     whole = 1 << (n_heads.bit_length() - 1)
     slopes = [2.0 ** (-8.0 * (h + 1) / whole) for h in range(whole)]

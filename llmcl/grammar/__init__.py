@@ -1,4 +1,4 @@
-"""Structured output: which tokens may come next, so that an answer matches a JSON schema, an expression, a grammar."""
+"""Structured output: restricts the next token so that an answer matches a JSON schema, an expression or a grammar."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grammars compiled for the vocabulary of a model, and kept for answers that ask for the same."""
+"""Compiles grammars for a model's vocabulary and caches the result."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MOST_KEPT = 32
 
 
 class CompiledGrammar:
-    """A grammar that may be asked for a matcher again and again, from any thread."""
+    """A compiled grammar. Creates matchers any number of times, from any thread."""
 
     def __init__(self, start: LLMatcher, n_words: int, kind: str):
         self._start = start
@@ -27,14 +27,14 @@ class CompiledGrammar:
         self._kind = kind
 
     def matcher(self) -> Matcher:
-        """For one answer, at its beginning."""
+        """Returns a matcher at the start of an answer."""
         return Matcher(self._start.deep_copy(), self._n_words, self._kind)
 
 
 class Grammars:
-    """Compiles grammars for one model. All methods may be called from many threads, which take turns.
+    """Compiles grammars for one model. Thread-safe: methods take a lock.
 
-    tokenizer: None for a model of random weights, for which every grammar is refused. vocab_size: rows of its logits.
+    tokenizer: None for a model with random weights; every grammar is then refused. vocab_size: rows in the logits.
     """
 
     def __init__(self, tokenizer: Tokenizer | None, vocab_size: int):
@@ -45,10 +45,11 @@ class Grammars:
         self._lock = threading.Lock()
 
     def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Compiles the grammar, or finds it compiled. The first for a model takes a second more, for its vocabulary.
+        """Returns the compiled grammar, cached if possible. The first call for a model takes a second more, for the
+        vocabulary.
 
-        Raises UsageError where llguidance is not installed or refuses the grammar, the reason included; where it takes
-        too much time or memory; and for a model without a tokenizer or an end-of-text token.
+        Raises UsageError if llguidance is missing, refuses the grammar (with the reason) or exceeds the time or memory
+        limit, and for a model without a tokenizer or an end-of-text token.
         """
         with self._lock:
             found = self._kept.get(grammar)

@@ -1,4 +1,4 @@
-"""What an answer is to match, as a user gives it: a JSON schema, a regular expression, or a grammar."""
+"""A grammar as the user gives it: a JSON schema, a regular expression, or a grammar text."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ MAX_CHARACTERS = 128 << 10
 
 @dataclass(frozen=True)
 class Grammar:
-    """A kind, named as the option that gives it, and its text. Not compiled, so it may still be refused."""
+    """A grammar's kind, named like the option, and its text. Not compiled yet, so it may still be refused."""
 
     kind: Literal["schema", "regex", "grammar"]
     source: str
 
     @classmethod
     def of(cls, *, schema: Any = None, regex: Any = None, grammar: Any = None) -> Grammar | None:
-        """What one of these gives; None without any.
+        """Builds a grammar from an option. Returns None without any option.
 
-        schema: a JSON schema as a mapping or JSON text, or a pydantic class. regex: a regular expression in
-        Rust's syntax, of the whole answer. grammar: a text in llguidance's Lark syntax or in llama.cpp's GBNF.
+        schema: a JSON schema as a mapping or JSON text, or a pydantic class. regex: a regular expression in Rust's
+        syntax for the whole answer. grammar: a text in llguidance's Lark syntax or in llama.cpp's GBNF.
 
-        Raises UsageError for two of them, another type, or more than MAX_CHARACTERS.
+        Raises UsageError for several options, a wrong type, or more than MAX_CHARACTERS.
         """
         given = {"schema": schema, "regex": regex, "grammar": grammar}
         names = [name for name, value in given.items() if value is not None]
@@ -42,7 +42,7 @@ class Grammar:
         return made
 
 
-# The formats of texts that llguidance knows. Others are annotations, as JSON Schema has it.
+# The text formats known to llguidance. JSON Schema treats all remaining formats as annotations.
 _FORMATS = frozenset(
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uri", "uuid", "unknown"]
 )
@@ -51,10 +51,10 @@ _NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "
 
 
 def without_unknown_formats(schema: Any) -> Any:
-    """The schema without each `format` that is an annotation; one that is nested too deeply as it is."""
+    """Removes each `format` that is only an annotation. Returns a schema with too deep nesting unchanged."""
     try:
         return _known(schema)
-    except RecursionError:  # it is refused where it is compiled
+    except RecursionError:  # compiling it will report the error
         return schema
 
 
@@ -81,7 +81,7 @@ def _text_of(kind: Any, source: Any) -> Grammar:
 
 
 def _schema_text(schema: Any) -> str:
-    """The schema as JSON, written in one way: the same schema is compiled once."""
+    """Returns the schema as canonical JSON text, so that equal schemas are compiled once."""
     if hasattr(schema, "model_json_schema"):
         schema = schema.model_json_schema()
     try:

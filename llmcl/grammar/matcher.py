@@ -1,4 +1,4 @@
-"""Answers on their way through grammars."""
+"""Tracks an answer's progress through a grammar."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class Matcher:
-    """Which tokens may follow those of an answer so far. `CompiledGrammar.matcher` makes one for each answer.
+    """Decides which tokens may come next in one answer. `CompiledGrammar.matcher` creates a matcher per answer.
 
-    n_words: 32-bit words of a mask, ceil(vocabulary / 32). kind: of the grammar, for messages.
+    n_words: 32-bit words per mask, ceil(vocabulary / 32). kind: the grammar's kind, for messages.
     """
 
     def __init__(self, matcher: LLMatcher, n_words: int, kind: str):
@@ -25,32 +25,33 @@ class Matcher:
         self._kind = kind
 
     def mask(self) -> np.ndarray:
-        """Bits uint32 [n_words] of the tokens that may come next: see `LogitBias.allow`. At least one is set.
+        """Returns the next token's mask, uint32 [n_words] (see `LogitBias.allow`), with at least one bit set.
 
-        Text that the grammar leaves no choice of has one token at a time, as the tokenizer would cut it.
+        If the grammar forces the text, the mask allows a single token at a time, split as the tokenizer would.
 
-        Raises UsageError where that takes more work than a step may, or nothing may follow.
+        Raises UsageError if a step would take too much work, or if no token may follow.
         """
         return self._mask(self._matcher)
 
     def reset(self) -> None:
-        """The answer begins anew."""
+        """Returns to the start of the answer."""
         self._matcher.reset()
 
     def accept(self, tokens: Sequence[int]) -> None:
-        """The answer goes on with these tokens. What comes after its end counts for nothing.
+        """Advances the answer by these tokens. Tokens after the end are ignored.
 
-        Raises UsageError for one that may not come.
+        Raises UsageError for a token that the grammar forbids.
         """
         for token in tokens:
             self._consume(self._matcher, token)
 
     def n_allowed(self, draft: Sequence[int]) -> int:
-        """How many of the first tokens of a draft may come next, one after the other."""
+        """Returns how many draft tokens, from the first, the grammar accepts in sequence."""
         return self._matcher.validate_tokens([int(token) for token in draft])
 
     def masks_along(self, draft: Sequence[int]) -> list[np.ndarray]:
-        """The masks before each token of a draft that may come next, and the one after the last. Raises as `mask`."""
+        """Returns the masks before each draft token and after the last. The grammar must accept the draft. Raises as
+        `mask`."""
         ahead = self._matcher.deep_copy()
         masks = [self._mask(ahead)]
         for token in draft:
@@ -82,13 +83,13 @@ class Matcher:
         if not matcher.is_error():
             return None
         reason = one_line(matcher.get_error().partition("\n")[0], 300)
-        if reason.startswith("NoExtension"):  # as of a class of characters that has none
+        if reason.startswith("NoExtension"):  # for example an empty character class
             return self._no_token()
         return UsageError(f"{self._kind} cannot be followed any further: {reason}; make it simpler")
 
 
 def masks_of(matchers: Sequence[Matcher]) -> list[np.ndarray | LlmclError]:
-    """The mask of each of several answers, as of `Matcher.mask`, or what that raises."""
+    """Returns for each matcher its `Matcher.mask`, or the error raised instead."""
     if len(matchers) < 2 or not all(isinstance(matcher, Matcher) for matcher in matchers):
         return [_mask_or_error(matcher) for matcher in matchers]
     masks = np.zeros((len(matchers), matchers[0]._n_words), np.uint32)

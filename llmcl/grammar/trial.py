@@ -1,7 +1,7 @@
-"""Compiling a grammar for the first time, in a process of its own that has limits of time and memory.
+"""Compiles a grammar for the first time in a separate process with time and memory limits.
 
-Schemas and grammars come from strangers. llguidance bounds what most of them cost, but not all: the intersection of
-some regular expressions takes minutes. What a process compiled in time costs this one no more.
+Schemas and grammars come from strangers. llguidance bounds most compile costs, but not all: intersecting some regular
+expressions takes minutes. A grammar that compiles in time there is cheap to compile here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from llmcl.grammar.grammar import Grammar
 from llmcl.runtime.child_process import interpreter
 
 CPU_LIMIT_S = 3
-# Where the system counts CPU seconds a process may wait for long, on a machine with much else to do.
+# If the system counts CPU seconds, a process on a busy machine may wait long.
 WALL_LIMIT_S = 600.0 if importlib.util.find_spec("resource") else 30.0
 MEMORY_LIMIT = 1 << 30
 
-# Whitespace in JSON is a space, or a line break and some indentation: a model could write it without end.
+# Whitespace in JSON is a space, or a line break and some indentation: without a bound, a model could write it forever.
 JSON_OPTIONS = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
-# Of llguidance's defaults those that bound a step, lower; and no state of the parser in messages.
+# Stricter step limits than llguidance's defaults, and no parser state in messages.
 LIMITS = {"step_max_items": 20_000, "step_lexer_fuel": 100_000, "verbose_errors": False}
 
 _PROGRAM = """
@@ -52,13 +52,13 @@ except ValueError as error:
 
 
 def compiled_in_time(grammar: Grammar) -> str:
-    """The grammar as llguidance takes it.
+    """Returns the grammar in llguidance's format.
 
-    Raises UsageError where llguidance refuses it, or compiling it takes too much time or memory; LlmclError where no
-    process can be started.
+    Raises UsageError if llguidance refuses the grammar, or compiling takes too much time or memory. Raises LlmclError
+    if no process can be started.
     """
     package = importlib.util.find_spec("llguidance")
-    assert package is not None and package.origin is not None  # it was imported
+    assert package is not None and package.origin is not None  # already imported
     folder = os.path.dirname(os.path.dirname(os.path.abspath(package.origin)))
     request = {"kind": grammar.kind, "source": grammar.source, "options": JSON_OPTIONS, "limits": LIMITS}
     try:
@@ -85,9 +85,9 @@ def compiled_in_time(grammar: Grammar) -> str:
 
 
 def refused(grammar: Grammar, reason: str) -> UsageError:
-    """The error of a grammar that llguidance refuses; reason: its own words."""
+    """Returns the error for a grammar refused by llguidance. reason: llguidance's message."""
     words = " ".join(reason.partition("<backtrace>")[0].split())
-    if "oneOf" in words:  # it names an option of its own
+    if "oneOf" in words:  # llguidance names its own option here
         words = (
             "oneOf is supported where no value can match two of its branches, such as objects whose required "
             "property has another const in each; give anyOf in its place"

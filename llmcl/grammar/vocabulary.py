@@ -1,4 +1,4 @@
-"""The tokens of a model as llguidance takes them."""
+"""Converts a model's vocabulary for llguidance."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcl.tokenizer import Tokenizer
 
 
 class _Tokens:
-    """What llguidance asks a tokenizer for, under the names that it expects."""
+    """The tokenizer interface that llguidance expects, with llguidance's names."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None
@@ -33,10 +33,10 @@ class _Tokens:
 
 
 def tokenize_exactly(tokenizer: Tokenizer, id_of: dict[bytes, int]) -> Callable[[str], list[int]]:
-    """A function that gives the ids of a text in the middle of an answer: their bytes together are the text's.
+    """Returns a tokenize function for text in the middle of an answer: the tokens' bytes join to exactly the text.
 
-    It is asked for text that a grammar forces, and never raises: where the tokenizer would add a space or find a
-    special token, each token is the longest that fits. id_of: the ids of tokens that are not special.
+    Used for text forced by a grammar; never raises. Where the tokenizer would add a space or a special token, it takes
+    the longest matching token each time. id_of: ids of all tokens except special tokens.
     """
     longest = max(map(len, id_of), default=0)
 
@@ -55,7 +55,7 @@ def tokenize_exactly(tokenizer: Tokenizer, id_of: dict[bytes, int]) -> Callable[
     def tokenize(text: str) -> list[int]:
         data, before = text.encode("utf-8", "replace"), b"\n"
         try:
-            # In front of the text stands a line break, for tokenizers that put a space before the first word.
+            # A line break precedes the text, for tokenizers that put a space before the first word.
             ids = tokenizer.encode(before.decode() + text, add_special_tokens=False)
         except LlmclError:
             return longest_tokens(data)
@@ -71,9 +71,10 @@ def tokenize_exactly(tokenizer: Tokenizer, id_of: dict[bytes, int]) -> Callable[
 
 
 def llguidance_tokenizer(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
-    """Takes a second for 128 thousand tokens. vocab_size: of the model, which may have ids without a token.
+    """Builds the llguidance tokenizer; takes a second for 128 thousand tokens. vocab_size: the model's, which may
+    include ids without a token.
 
-    Raises UsageError for a model that has no token to end an answer with.
+    Raises UsageError for a model without an end-of-text token.
     """
     if not tokenizer.eos_token_ids:
         raise UsageError("the model has no end-of-text token, so an answer that matches a grammar could not end")

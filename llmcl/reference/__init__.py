@@ -1,10 +1,10 @@
-"""The NumPy twin of every op and of the whole model: what the kernels must compute, written to be read.
+"""The NumPy twin of every op and of the whole model: defines what the kernels must compute, written for reading.
 
-A twin has the name of its kernel, takes arrays of any float dtype, computes in float64 and returns float64
-unless it says otherwise. The engine calls no twin. The kernel tests, `llmcl doctor` and `llmcl tune` do. The twins
-are themselves tested against PyTorch, transformers and gguf. Clarity comes before speed here.
+A twin has its kernel's name, takes arrays in any float dtype, and computes and returns float64 unless documented
+otherwise. The engine calls no twin; the kernel tests, `llmcl doctor` and `llmcl tune` do. The twins are tested against
+PyTorch, transformers and gguf. Clarity comes before speed here.
 
-Shapes: n tokens of one call, k the length of a matrix row, kv_len keys in the cache; heads as in the config.
+Shapes: n tokens in a call, k columns in a matrix row, kv_len keys in the cache; heads as in the config.
 """
 
 from llmcl.checkpoint.formats import FORMATS, dequantize

@@ -1,4 +1,4 @@
-"""The types of the twins, and the float64 that they compute in."""
+"""The twins' array types, and conversion to float64 for computing."""
 
 from __future__ import annotations
 

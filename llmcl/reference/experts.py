@@ -1,4 +1,4 @@
-"""The ops of a mixture of experts."""
+"""The mixture-of-experts ops."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from llmcl.reference.layers import GATES
 def choose_experts(
     logits: Array, top_k: int, *, renormalize: bool, bias: Array | None = None
 ) -> tuple[NDArray[np.int32], Float64]:
-    """The top_k experts of the largest logits, the lower number first of equal ones, and the softmax of their logits.
+    """Picks the top_k experts with the largest logits (lower number first on ties) and the softmax of their logits.
 
-    logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k]. renormalize: the softmax is that of the chosen
-    experts alone. bias [n_experts]: is added to the logits.
+    logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k]. renormalize: softmax over the chosen experts
+    alone. bias [n_experts] is added to the logits.
     """
     logits = wide(logits) + (0.0 if bias is None else wide(bias))
     ids = np.argsort(-logits, axis=-1, kind="stable")[:, :top_k]
@@ -37,12 +37,12 @@ def choose_scored_experts(
     scale: float = 1.0,
     correction: Array | None = None,
 ) -> tuple[NDArray[np.int32], Float64]:
-    """The top_k experts by their scores, in the best groups of neighbours; the lower number first of equal ones.
+    """Picks the top_k experts by score, within the best groups of neighbouring experts; lower number first on ties.
 
-    logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k], the scores times `scale`. The score is the
-    sigmoid of the logit or the softmax of all; correction [n_experts] is added for the choice alone. A group counts by
-    the sum of its per_group largest; top_groups of n_groups are looked at. renormalize: scores are divided by the sum
-    of the chosen ones.
+    logits [n, n_experts] -> ids int32 [n, top_k] and weights [n, top_k], the scores times `scale`. A score is the
+    logit's sigmoid, or the softmax over all logits. correction [n_experts] is added for the choice alone. A group's
+    rank is the sum of its per_group largest scores; only top_groups of n_groups take part. renormalize: divides the
+    scores by the sum over the chosen experts.
     """
     logits = wide(logits)
     if sigmoid:
@@ -64,14 +64,15 @@ def choose_scored_experts(
 
 
 def scale_shares(shares: Array, ids: Array, scales: Array) -> Float64:
-    """shares [n, top_k] times the factor of each expert: ids int [n, top_k], scales [n_experts] -> [n, top_k]."""
+    """Multiplies shares by each expert's factor: shares [n, top_k], ids int [n, top_k], scales [n_experts] -> [n,
+    top_k]."""
     return wide(shares) * wide(scales)[ids]
 
 
 def group_by_expert(ids: Array, block_rows: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """The slots of ids int [n, top_k], read as [n top_k], in the order of their experts, and blocks of them.
+    """Sorts the slots of ids int [n, top_k], flattened to [n top_k], by expert, and cuts them into blocks.
 
-    -> order int32 [n top_k]; blocks int32 [n_blocks, 3]: expert, first place in order, slots, at most block_rows.
+    -> order int32 [n top_k]; blocks int32 [n_blocks, 3]: expert, first index in order, slot count up to block_rows.
     """
     experts = np.asarray(ids).reshape(-1)
     order = np.argsort(experts, kind="stable")
@@ -84,10 +85,10 @@ def group_by_expert(ids: Array, block_rows: int) -> tuple[NDArray[np.int32], NDA
 
 
 def experts_gate_up(x: Array, gate: Array, up: Array, ids: Array, kind: str, bias: Array | None = None) -> Float64:
-    """What the chosen experts make of each token: gate(gate[e] x) (up[e] x).
+    """Computes gate(gate[e] x) (up[e] x) for each token and chosen expert e.
 
-    x [n, k], gate and up [n_experts, f, k], ids int [n, top_k]; kind: one of GATES; bias [n_experts, 2, f]: of gate and
-    of up -> [n, top_k, f].
+    x [n, k], gate and up [n_experts, f, k], ids int [n, top_k]; kind: one of GATES; bias [n_experts, 2, f] for gate and
+    up -> [n, top_k, f].
     """
     of_token = "tk,tsfk->tsf"
     gates, ups = (np.einsum(of_token, wide(x), wide(weight)[ids]) for weight in (gate, up))
@@ -97,10 +98,10 @@ def experts_gate_up(x: Array, gate: Array, up: Array, ids: Array, kind: str, bia
 
 
 def experts_down(rows: Array, down: Array, ids: Array, weights: Array, bias: Array | None = None) -> Float64:
-    """The sum of the chosen experts' outputs: sum_s weights[t][s] (down[ids[t][s]] rows[t][s] + bias[ids[t][s]]).
+    """Sums the chosen experts' outputs: sum_s weights[t][s] (down[ids[t][s]] rows[t][s] + bias[ids[t][s]]).
 
-    rows [n, top_k, f], down [n_experts, hidden, f], ids int [n, top_k], weights [n, top_k], bias [n_experts, hidden]
-    -> [n, hidden].
+    rows [n, top_k, f], down [n_experts, hidden, f], ids int [n, top_k], weights [n, top_k], bias [n_experts, hidden] ->
+    [n, hidden].
     """
     summed: Float64 = np.einsum("tsf,tshf,ts->th", wide(rows), wide(down)[ids], wide(weights))
     return summed if bias is None else summed + np.einsum("tsh,ts->th", wide(bias)[ids], wide(weights))

@@ -1,4 +1,4 @@
-"""The layouts of keys and values with storage type "q8_0" (kernels/common/kv_cache.cl), and in pairs of bfloat16."""
+"""Layouts of keys and values with storage type "q8_0" (kernels/common/kv_cache.cl), and as bfloat16 pairs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def pack_keys(keys: Array) -> UInt8:
 
 
 def unpack_keys(tiles: UInt8) -> Float32:
-    """The inverse of pack_keys: what the bytes mean."""
+    """Inverse of pack_keys."""
     heads, n_tiles, groups, _ = tiles.shape
     d = np.ascontiguousarray(tiles[..., :32]).view(np.float16).swapaxes(2, 3)
     numbers = tiles[..., 32:].reshape(heads, n_tiles, groups, 8, 16, 4).transpose(0, 1, 4, 2, 3, 5)
@@ -34,7 +34,7 @@ def unpack_keys(tiles: UInt8) -> Float32:
 
 
 def pair_cache(keys: Array, values: Array) -> tuple[UInt16, UInt16]:
-    """Keys and values [heads, kv_len, head_dim], kv_len a multiple of 16, in bfloat16 and pairs (cpu/pair_cache.cl).
+    """Keys and values [heads, kv_len, head_dim], kv_len a multiple of 16, as bfloat16 pairs (cpu/pair_cache.cl).
 
     -> keys [heads, kv_len/16, head_dim/2, 16, 2], values [heads, kv_len/2, head_dim, 2], both as bits.
     """
@@ -56,7 +56,7 @@ def pack_values(values: Array) -> UInt8:
 
 
 def unpack_values(tiles: UInt8) -> Float32:
-    """The inverse of pack_values: what the bytes mean."""
+    """Inverse of pack_values."""
     heads, n_tiles, size = tiles.shape
     groups = size // 544
     d = np.ascontiguousarray(tiles[..., : 32 * groups]).view(np.float16).reshape(heads, n_tiles, groups, 16)

@@ -1,4 +1,4 @@
-"""The ops of latent attention: the query heads of a token share rows of a latent and a rotated key."""
+"""The ops of latent attention (MLA): a token's query heads share rows with a latent and a rotated key."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from llmcl.reference.online_softmax import attention
 
 
 def rotate_pairs(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Float64:
-    """x [n, heads, dim], whose rotary pairs are neighbours or half of dim apart -> rotated, half of dim apart."""
+    """Rotates x [n, heads, dim]. The rotary pairs are neighbours (interleaved) or dim/2 apart; in the result dim/2
+    apart."""
     x = wide(x)
     if interleaved:
         x = np.concatenate([x[..., 0::2], x[..., 1::2]], axis=-1)
@@ -20,8 +21,8 @@ def rotate_pairs(x: Array, cos: Array, sin: Array, *, interleaved: bool) -> Floa
 def latent_append(
     latents: Array, norm: Array, queries: Array, cos: Array, sin: Array, eps: float, *, interleaved: bool
 ) -> tuple[Float64, Float64]:
-    """latents [n, rank + dim], norm [rank], queries [n, heads, query], cos and sin [n, dim / 2] -> rows of the cache
-    [n, rank + dim], the queries with their last dim numbers rotated.
+    """latents [n, rank + dim], norm [rank], queries [n, heads, query], cos and sin [n, dim / 2] -> cache rows [n, rank
+    + dim], and the queries with the last dim elements rotated.
     """
     rank, dim = len(norm), 2 * cos.shape[-1]
     key = rotate_pairs(latents[:, None, rank:], cos, sin, interleaved=interleaved)[:, 0]
@@ -31,7 +32,7 @@ def latent_append(
 
 
 def latent_attention(absorbed: Array, rotated: Array, rows: Array, position: int, scale: float) -> Float64:
-    """Causal attention of queries from `position` on to rows [kv_len, rank + dim]: the sums of the latents.
+    """Causal attention of queries from `position` on over rows [kv_len, rank + dim]: sums of latents.
 
     absorbed [n, heads, rank], rotated [n, heads, dim] -> [n, heads, rank].
     """

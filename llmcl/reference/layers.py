@@ -11,7 +11,7 @@ from llmcl.reference.arrays import Array, Float64, wide
 
 
 def embed(table: Array, token_ids: Sequence[int] | Array) -> Float64:
-    """Rows of the embedding table: table [vocab, hidden], token_ids int [n] -> [n, hidden]."""
+    """Gathers embedding rows: table [vocab, hidden], token_ids int [n] -> [n, hidden]."""
     return wide(table[np.asarray(token_ids, dtype=np.int64)])
 
 
@@ -35,7 +35,7 @@ def geglu(gate: Array, up: Array) -> Float64:
 
 
 def soft_cap(x: Array, cap: float) -> Float64:
-    """cap tanh(x / cap), for an array of any shape."""
+    """cap tanh(x / cap), for an array with any shape."""
     capped: Float64 = cap * np.tanh(wide(x) / cap)
     return capped
 
@@ -68,14 +68,14 @@ def qkv_adjust(
 def swiglu(gate: Array, up: Array) -> Float64:
     """silu(gate) * up with silu(g) = g / (1 + exp(-g)): gate, up [n, f] -> [n, f]."""
     gate = wide(gate)
-    # exp only of negative numbers, so that neither sign overflows.
+    # exp only gets negative numbers, so neither sign overflows.
     decay = np.exp(-np.abs(gate))
     sigmoid = np.where(gate >= 0, 1.0, decay) / (1.0 + decay)
     return gate * sigmoid * wide(up)
 
 
 def clamped_swiglu(gate: Array, up: Array) -> Float64:
-    """g sigmoid(1.702 g) (u + 1), g the gate but at most 7 and u the up from -7 to 7, as gpt-oss: [n, f] each."""
+    """g sigmoid(1.702 g) (u + 1), with g = min(gate, 7) and u = up clipped to -7..7, as in gpt-oss: [n, f] each."""
     gate, up = np.minimum(wide(gate), 7.0), np.clip(wide(up), -7.0, 7.0)
     return swiglu(1.702 * gate, up + 1.0) / 1.702
 
@@ -84,7 +84,7 @@ GATES = {"swiglu": swiglu, "geglu": geglu, "clamped_swiglu": clamped_swiglu}
 
 
 def biased_gate(gate: Array, up: Array, bias: Array, kind: str) -> Float64:
-    """The gate of `gate` and `up` [n, f] plus bias [2, f], of each; kind: "swiglu" or "geglu" -> [n, f]."""
+    """The gate activation after adding bias [2, f] to `gate` and `up` [n, f]; kind: "swiglu" or "geglu" -> [n, f]."""
     return GATES[kind](wide(gate) + wide(bias[0]), wide(up) + wide(bias[1]))
 
 
@@ -100,7 +100,7 @@ def layer_inputs(x: Array, norm: Array, embedded: Array, eps: float) -> Float64:
 
 
 def gate_inputs(gate: Array, x: Array, kind: str) -> Float64:
-    """The activation of gate [n, size] times x [n, size]; kind: one of GATES."""
+    """The activation of gate [n, size] times x [n, size]; kind: a name in GATES."""
     return GATES[kind](gate, x)
 
 
@@ -112,13 +112,13 @@ def scale_rows(x: Array, factor: Array) -> Float64:
 def rope_table(
     positions: Sequence[int] | Array, inv_freq: Array, factors: Array | None = None
 ) -> tuple[Float64, Float64]:
-    """(cos, sin) of the rotary angles: positions int [n], inv_freq float32 [half] -> each [n, half].
+    """(cos, sin) for the rotary angles: positions int [n], inv_freq float32 [half] -> each [n, half].
 
-    factors float32 [half]: of cosines and sines.
+    factors float32 [half]: multiply cosines and sines.
 
-    half is head_dim/2. The angle is the float32 product of the position and the float32 frequency, as
-    transformers computes it: at position 100000 its rounding is worth 4e-3 radians, so a twin with exact
-    angles would call a right kernel wrong.
+    half is head_dim/2. The angle is the float32 product of the position and the float32 frequency, like in
+    transformers. At position 100000 the rounding is worth 4e-3 radians, so a twin with exact angles would reject a
+    correct kernel.
     """
     angle = wide(np.asarray(positions).astype(np.float32)[:, None] * np.asarray(inv_freq, dtype=np.float32)[None, :])
     scale = 1.0 if factors is None else wide(factors)
@@ -126,7 +126,7 @@ def rope_table(
 
 
 def rope(x: Array, cos: Array, sin: Array) -> Float64:
-    """Rotate the pairs (i, i + head_dim/2) of every head: x [n, heads, head_dim], cos, sin [n, head_dim/2].
+    """Rotates the pairs (i, i + head_dim/2) in every head: x [n, heads, head_dim], cos, sin [n, head_dim/2].
 
     out[i] = x[i] cos[i] - x[i + half] sin[i]; out[i + half] = x[i + half] cos[i] + x[i] sin[i].
     """

@@ -1,4 +1,4 @@
-"""What evaluation needs of logits."""
+"""Log-likelihood and divergence, for evaluation."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ def log_softmax(logits: Array) -> Float64:
 
 
 def log_likelihood(logits: Array, targets: Array) -> Float64:
-    """The logarithm of each target's probability: logits [n, vocab], targets int [n] -> [n]."""
+    """The log probability of each target: logits [n, vocab], targets int [n] -> [n]."""
     chosen: Float64 = np.take_along_axis(log_softmax(logits), np.asarray(targets)[:, np.newaxis], axis=-1)
     return chosen[:, 0]
 
 
 def kl_divergence(reference: Array, logits: Array) -> Float64:
-    """[n, vocab] twice -> [n, 2]: sum_i P_i (log P_i - log Q_i) with P of `reference` and Q of `logits`, and whether
-    (1 or 0) both have the same argmax, the lower index of equal ones."""
+    """[n, vocab] twice -> [n, 2]: sum_i P_i (log P_i - log Q_i) with P from `reference` and Q from `logits`; and 1 if
+    both have the same argmax (lower index on ties), else 0."""
     log_p, log_q = log_softmax(reference), log_softmax(logits)
     divergence = np.sum(np.exp(log_p) * (log_p - log_q), axis=-1)
     return np.stack([divergence, np.argmax(reference, axis=-1) == np.argmax(logits, axis=-1)], axis=-1)

@@ -52,11 +52,11 @@ def forward(
     dtype: DTypeLike = np.float64,
     kv_dtype: str | None = None,
 ) -> Array:
-    """Logits of every position: weights by Hugging Face names, token_ids int [n] -> dtype [n, vocab].
+    """Returns logits for every position: weights by Hugging Face names, token_ids int [n] -> dtype [n, vocab].
 
-    dtype: what the results of the ops are stored as (each op computes in float64 whatever it is). kv_dtype:
-    what keys and values are stored as in the cache ("float32", "float16", "bfloat16", "q8_0"; None: as they are), to
-    find the error that a reduced cache costs. Reduced weights: round_to() them before.
+    dtype: storage dtype for op results (each op computes in float64 regardless). kv_dtype: storage type of keys and
+    values in the cache ("float32", "float16", "bfloat16", "q8_0"; None: unchanged), to measure the error from a reduced
+    cache. For reduced weights, apply round_to() before.
     """
 
     def stored(x: Array) -> Array:
@@ -69,7 +69,7 @@ def forward(
         return stored(rms_norm(x, wide(weights[f"{name}.weight"]) + config.norm_offset, config.rms_norm_eps))
 
     def biased(x: Array, name: str) -> Array:
-        """The product with the module of this name (`_proj` left out), and its bias if it has one."""
+        """Multiplies by the named module (`_proj` left out) and adds its bias, if any."""
         module = name if f"{name}.weight" in weights else f"{name}_proj"
         y = linear(x, weights[f"{module}.weight"])
         return y + wide(weights[f"{module}.bias"]) if f"{module}.bias" in weights else y
@@ -78,7 +78,7 @@ def forward(
         return stored(biased(x, name))
 
     n = len(token_ids)
-    kept: dict[str, tuple[Array, Array]] = {}  # keys and values, by the names of layers
+    kept: dict[str, tuple[Array, Array]] = {}  # keys and values, by layer name
     rotations = {name: rope_table(np.arange(n), *table) for name, table in config.rotations(n).items()}
 
     def rotate(x: Array, rotation: Rotation) -> Array:
@@ -114,7 +114,7 @@ def forward(
         return biased(x.reshape(n, -1), layer + "self_attn.o")
 
     def keys_and_values(block: Attention, layer: str, k: Array, v: Array) -> tuple[Array, Array]:
-        """As the cache holds them."""
+        """Returns keys and values as stored in the cache."""
         if block.row_norms:
             k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
         if block.head_norms:
@@ -124,7 +124,8 @@ def forward(
         return cached(rotate(k, block.rotation)), cached(v)
 
     def attend_latents(block: LatentAttention, layer: str, x: Array) -> Array:
-        """With keys and values of each head, where the device multiplies queries into the space of the latents."""
+        """Computes each head's keys and values explicitly; the device instead projects queries into the
+        latent space."""
         of, heads, prefix = block.settings, config.n_q_heads, layer + "self_attn."
         low = norm(project(x, prefix + "q_a"), prefix + "q_a_layernorm") if of.query_rank else x
         queries = project(low, prefix + ("q_b" if of.query_rank else "q")).reshape(n, heads, of.query)
@@ -166,7 +167,7 @@ def forward(
         return norm(stored(y), layer + norms.after_chosen) + norm(stored(beside), layer + norms.after_shared)
 
     def choose(block: Experts, layer: str, x: Array) -> tuple[Array, Array]:
-        """The experts of each token, and their shares."""
+        """Returns each token's experts and shares."""
         of = block.settings
         logits = stored(linear(x, weights[f"{layer}{block.router}.weight"]))
         router_bias = weights[f"{layer}{block.router}.bias"] if block.bias else None
@@ -236,7 +237,7 @@ def forward(
     }
 
     def given_to_layers(x: Array) -> Array:
-        """[n, layers, size], of embeddings x."""
+        """Computes [n, layers, size] from embeddings x."""
         shape = n, config.n_layers, config.layer_input_size
         of_model = stored(linear(x, weights["model.per_layer_model_projection.weight"]) * config.hidden_size**-0.5)
         embedded = wide(weights["model.embed_tokens_per_layer.weight"])[np.asarray(token_ids)].reshape(shape)
@@ -249,7 +250,7 @@ def forward(
         return linear(stored(gate_inputs(gate, given, kind)), weights[layer + "per_layer_projection.weight"])
 
     def plus(hidden: Array, block: Block, i: int) -> Array:
-        """The residual stream after a block of layer i."""
+        """Returns the residual stream after a block in layer i."""
         layer = layer_name(i, "")
         if isinstance(block, Factor):
             return scale_rows(hidden, weights[layer + block.tensor])

@@ -1,5 +1,5 @@
-"""Attention. The online-softmax state of some keys is (m, l, acc): the largest score, the sum of exp(score - m), and
-the sum of exp(score - m) * value. No keys: m = -inf, l = 0, and acc is never read.
+"""Attention with online softmax. The state for a set of keys is (m, l, acc): the largest score, the sum of exp(score -
+m), and the sum of exp(score - m) * value. Without keys: m = -inf, l = 0, and acc is never read.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from llmcl.reference.layers import soft_cap
 
 
 def softmax_state(scores: Array) -> tuple[Float64, Float64]:
-    """(m, l) over the last axis: scores [..., keys] -> each [...]. A score of -inf is a key not seen."""
+    """(m, l) over the last axis: scores [..., keys] -> each [...]. A score of -inf is a hidden key."""
     scores = wide(scores)
     m = np.max(scores, axis=-1, initial=-np.inf)
-    # exp(-inf - -inf) would be NaN: where nothing is seen, subtract 0 from -inf instead.
+    # exp(-inf - -inf) would be NaN: without a visible key, subtract 0 from -inf instead.
     return m, np.sum(np.exp(scores - np.where(np.isneginf(m), 0.0, m)[..., None]), axis=-1)
 
 
@@ -26,8 +26,8 @@ def attention_partial(
 ) -> tuple[Float64, Float64, Float64]:
     """The state of one query over the keys start..stop-1.
 
-    q [n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] -> m, l [n_q_heads], acc as q. scale:
-    1/sqrt(head_dim) unless given; cap: soft cap of the scores. Keys outside start..stop-1 are not read.
+    q [n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] -> m, l [n_q_heads], acc as q. scale: 1/sqrt(head_dim)
+    by default; cap: soft cap on the scores. Keys outside start..stop-1 are not read.
     """
     n_q_heads, head_dim = q.shape
     n_kv_heads = k.shape[1]
@@ -35,7 +35,7 @@ def attention_partial(
         scale = 1.0 / math.sqrt(head_dim)
     keys = wide(k[start:stop]).transpose(1, 2, 0)  # [n_kv_heads, head_dim, keys]
     values = wide(v[start:stop]).transpose(1, 0, 2)  # [n_kv_heads, keys, head_dim]
-    # Query heads that share a KV head are neighbours: kv_head = q_head // (n_q_heads // n_kv_heads).
+    # Query heads with the same KV head are neighbours: kv_head = q_head // (n_q_heads // n_kv_heads).
     scores = wide(q).reshape(n_kv_heads, n_q_heads // n_kv_heads, head_dim) @ keys * scale
     if cap is not None:
         scores = soft_cap(scores, cap)
@@ -45,11 +45,11 @@ def attention_partial(
 
 
 def attention_merge(m: Array, l: Array, acc: Array, sinks: Array | None = None) -> Float64:  # noqa: E741
-    """Attention output from the states of disjoint sets of keys.
+    """Merges states over disjoint key sets into the attention output.
 
-    m, l [heads, splits], acc [heads, splits, head_dim] -> [heads, head_dim]; zeros for a head without keys.
-    The acc of an empty split (l = 0) is not read, so it may hold anything. sinks [heads]: each counts as one more
-    state, m = sink, l = 1, acc = 0.
+    m, l [heads, splits], acc [heads, splits, head_dim] -> [heads, head_dim]; zeros for a head without keys. The acc of
+    an empty split (l = 0) is not read, so it may hold anything. sinks [heads]: each is an additional state with m =
+    sink, l = 1, acc = 0.
     """
     m, total = wide(m), wide(l)
     if sinks is not None:
@@ -75,11 +75,11 @@ def attention(
     cap: float | None = None,
     sinks: Array | None = None,
 ) -> Float64:
-    """Causal attention: query row i sits at position + i and sees the keys 0..position + i, the last `window` of them.
+    """Causal attention: query row i sits at position + i and sees the keys 0..position + i, or the last `window` keys.
 
     q [n, n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] with kv_len >= position + n -> as q.
-    scale: 1/sqrt(head_dim) unless given; cap: soft cap of the scores. sinks [n_q_heads]: a logit of each head that
-    counts in the sum of the softmax alone. A row reads no key past its own position: poison there cannot leak.
+    scale: 1/sqrt(head_dim) by default; cap: soft cap on the scores. sinks [n_q_heads]: a logit per head that only
+    counts in the softmax sum. A row reads no key past its own position: poison there cannot leak.
     """
     n = q.shape[0]
     if k.shape[0] < position + n:

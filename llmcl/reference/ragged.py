@@ -1,4 +1,4 @@
-"""A step whose rows are runs of tokens of several sequences."""
+"""Ops for a ragged step: rows are token runs from several sequences."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def attention_of_runs(
     window: int | None = None,
     cap: float | None = None,
 ) -> Float64:
-    """Causal attention of each run to its own sequence: q [n, n_q_heads, head_dim], run after run -> as q.
+    """Causal attention of each run over its own sequence: q [n, n_q_heads, head_dim], run after run -> as q.
 
-    runs: of each its position and its rows; keys, values: of each [kv_len, n_kv_heads, head_dim]. The rest as of
+    runs: (position, row count) per run; keys, values: [kv_len, n_kv_heads, head_dim] per run. Further arguments as in
     `attention`.
     """
     outputs, row = [], 0
@@ -33,5 +33,5 @@ def attention_of_runs(
 
 
 def gather_rows(x: Array, wanted: Sequence[int]) -> Float64:
-    """The rows x [n, columns] that are wanted further: [m, columns]."""
+    """Gathers the wanted rows from x [n, columns]: [m, columns]."""
     return wide(x[np.asarray(wanted, np.int64)])

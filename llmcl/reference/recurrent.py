@@ -1,4 +1,4 @@
-"""The ops of layers that keep a state of fixed size in place of keys and values."""
+"""The ops of recurrent layers: a state with fixed size in place of keys and values."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmcl.reference.layers import rms_norm, swiglu
 
 
 def causal_conv(u: Array, weights: Array, state: Array) -> tuple[Float64, Float64]:
-    """Each channel's convolution with its last inputs: y[t] = sum_j weights[j] u[t - length + 1 + j].
+    """Convolves each channel with its last inputs: y[t] = sum_j weights[j] u[t - length + 1 + j].
 
-    u [n, channels], weights [length, channels], state [length - 1, channels]: the inputs before u, 0 before a text
-    -> y [n, channels] and the state after u.
+    u [n, channels], weights [length, channels], state [length - 1, channels]: the inputs before u, 0 before a text -> y
+    [n, channels] and the state after u.
     """
     length = len(weights)
     inputs = np.concatenate([wide(state), wide(u)])
@@ -21,7 +21,7 @@ def causal_conv(u: Array, weights: Array, state: Array) -> tuple[Float64, Float6
 
 
 def short_conv(rows: Array, weights: Array, state: Array) -> tuple[Float64, Float64]:
-    """c conv(b x): rows [n, 3, channels] of b, c, x; weights, state as of causal_conv -> [n, channels], new state."""
+    """c conv(b x): rows [n, 3, channels] with b, c, x; weights, state as in causal_conv -> [n, channels], new state."""
     b, c, x = np.moveaxis(wide(rows), 1, 0)
     y, state = causal_conv(b * x, weights, state)
     return c * y, state
@@ -30,10 +30,10 @@ def short_conv(rows: Array, weights: Array, state: Array) -> tuple[Float64, Floa
 def delta_inputs(
     rows: Array, weights: Array, scalars: Array, state: Array, *, n_k: int, d_k: int
 ) -> tuple[Float64, Float64, Float64]:
-    """Queries, keys and values of the delta rule, and decay and rate of each value head.
+    """Queries, keys and values for the delta rule, and decay and rate per value head.
 
-    rows [n, 2 n_k d_k + 2 n_v d_v + 2 n_v]: q, k, v, gates, b, a; weights and state as of causal_conv; scalars
-    [2, n_v]: A, below 0, and the bias of a -> [n, 2 n_k d_k + n_v d_v]; [n, n_v, 2]; new state.
+    rows [n, 2 n_k d_k + 2 n_v d_v + 2 n_v]: q, k, v, gates, b, a; weights and state as in causal_conv; scalars [2,
+    n_v]: A (below 0) and the bias added to a -> [n, 2 n_k d_k + n_v d_v]; [n, n_v, 2]; new state.
     """
     channels, n_v = weights.shape[1], scalars.shape[1]
     y, state = causal_conv(rows[:, :channels], weights, state)
@@ -48,7 +48,7 @@ def delta_inputs(
 
 
 def delta_heads(qkv: Array, *, n_k: int, n_v: int, d_k: int, heads_in_turn: bool) -> tuple[Float64, Float64, Float64]:
-    """The queries and keys [n, n_v, d_k] and values [n, n_v, d_v] of the value heads; arguments as of `delta_rule`."""
+    """The value heads' queries and keys [n, n_v, d_k] and values [n, n_v, d_v]; arguments as in `delta_rule`."""
     n = len(qkv)
     q, k = wide(qkv[:, : 2 * n_k * d_k]).reshape(n, 2, n_k, d_k).swapaxes(0, 1)
     v = wide(qkv[:, 2 * n_k * d_k :]).reshape(n, n_v, -1)
@@ -59,10 +59,10 @@ def delta_heads(qkv: Array, *, n_k: int, n_v: int, d_k: int, heads_in_turn: bool
 def delta_rule(
     qkv: Array, gates: Array, state: Array, *, n_k: int, heads_in_turn: bool = False
 ) -> tuple[Float64, Float64]:
-    """Of each value head and token: S = decay S, S += k (rate (v - S^T k))^T, out = S^T q.
+    """For each value head and token: S = decay S, S += k (rate (v - S^T k))^T, out = S^T q.
 
-    qkv and gates as `delta_inputs` gives them; state [n_v, d_k, d_v]; value head h has key head h % n_k
-    (heads_in_turn), otherwise those of a key head are neighbours -> [n, n_v, d_v] and the state after them.
+    qkv and gates come from `delta_inputs`; state [n_v, d_k, d_v]. Value head h has key head h % n_k (heads_in_turn),
+    otherwise value heads with the same key head are neighbours -> [n, n_v, d_v] and the new state.
     """
     n, (n_v, d_k, d_v) = len(qkv), state.shape
     q, k, v = delta_heads(qkv, n_k=n_k, n_v=n_v, d_k=d_k, heads_in_turn=heads_in_turn)
@@ -79,11 +79,11 @@ def delta_rule(
 def delta_terms(
     qkv: Array, gates: Array, *, n_k: int, d_k: int, chunk: int, heads_in_turn: bool = False
 ) -> tuple[Float64, Float64, Float64, Float64]:
-    """What the tokens of each chunk do to each other in the delta rule, whatever the state is; arguments as its.
+    """The part of the delta rule within each chunk that doesn't depend on the state; arguments as in `delta_rule`.
 
-    With r[t][s] = decay[s + 1] ... decay[t] and g[t] = decay[first of the chunk] ... decay[t]:
+    With r[t][s] = decay[s + 1] ... decay[t] and g[t] = decay[chunk's first] ... decay[t]:
     A[t][s] = rate[t] r[t][s] (k[t] . k[s]) for s < t;  w = (1 + A)^-1 (rate g k);  u = (1 + A)^-1 (rate v);
-    b[t][s] = r[t][s] (q[t] . k[s]) for s <= t;  factors[t] = g[t], r[last of the chunk][t]
+    b[t][s] = r[t][s] (q[t] . k[s]) for s <= t;  factors[t] = g[t], r[chunk's last][t]
     -> w [n, n_v, d_k], u [n, n_v, d_v], b [n, n_v, chunk], factors [n, n_v, 2].
     """
     n, n_v = gates.shape[:2]
@@ -128,10 +128,10 @@ def delta_chunks(
 
 
 def gated_norm(x: Array, weight: Array, gates: Array, eps: float) -> Float64:
-    """rms_norm(x) silu(gates) of each head: x, gates [n, heads, columns], weight [columns]."""
+    """rms_norm(x) silu(gates) per head: x, gates [n, heads, columns], weight [columns]."""
     return swiglu(gates, rms_norm(x, weight, eps))
 
 
 def sigmoid_gate(x: Array, gate: Array) -> Float64:
-    """x sigmoid(gate), of any shape."""
+    """x sigmoid(gate), any shape."""
     return wide(x) / (1.0 + np.exp(-wide(gate)))

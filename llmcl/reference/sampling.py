@@ -25,21 +25,21 @@ def penalize(logits: Array, last_seen: Array, position: int, window: int, penalt
 
 
 def penalize_counts(logits: Array, counts: Array, presence: float, frequency: float) -> Float64:
-    """Presence and frequency penalty: logits [vocab] -> [vocab]; counts int [vocab]: how often the answer has a token.
+    """Presence and frequency penalty: logits [vocab] -> [vocab]; counts int [vocab]: each token's count in the answer.
 
-    l - presence - frequency count where count > 0, as OpenAI's API defines them.
+    l - presence - frequency count where count > 0, as in OpenAI's API.
     """
     counts = np.asarray(counts)
     return wide(logits) - np.where(counts > 0, presence + frequency * counts, 0.0)
 
 
 def sample_threshold(logits: Array, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0) -> np.float32:
-    """The logit a token must reach to survive: logits [vocab] -> float32 t; a token survives if logit >= t.
+    """The smallest logit that survives: logits [vocab] -> float32 t; a token survives if logit >= t.
 
     t is the largest of three, each -inf when switched off (top_k = 0 or >= vocab, top_p >= 1, min_p <= 0):
-    - t_k: the top_k-th largest logit, so that ties with it survive;
-    - t_p: the smallest logit of the shortest prefix, in descending order of those >= t_k, whose share of
-      their softmax mass reaches top_p; at least one token, and ties with the last one survive;
+    - t_k: the top_k-th largest logit, so ties with it survive;
+    - t_p: with the logits >= t_k in descending order, the smallest logit in the shortest prefix with top_p or more of
+    the softmax mass; at least one token, and ties with the last token survive;
     - t_m: max(logits) + log(min_p), that is probability >= min_p * largest probability.
     With min_p <= 1 the largest logit always survives. Logits are rounded to float32 first, as on the device.
     """
@@ -58,22 +58,22 @@ def sample_threshold(logits: Array, top_k: int = 0, top_p: float = 1.0, min_p: f
 
 
 def _mix32(x: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """A bijection of 32 bits in which each input bit flips each output bit with probability close to 1/2."""
+    """A bijection on 32 bits: each input bit flips each output bit with probability close to 1/2."""
     x = (x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD)
     x = (x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97)
     return x ^ (x >> np.uint32(15))
 
 
 def noise_bits(seed: int, step: int, token_ids: Array) -> NDArray[np.uint32]:
-    """32 random bits for each token of a step: token_ids uint32 [n] -> uint32 [n]; the same on any device.
+    """32 random bits per token in a step: token_ids uint32 [n] -> uint32 [n]; the same on any device.
 
-    kernels/portable/token_scores.cl computes the same (noise_keys, score_of). It needs 32-bit unsigned arithmetic
-    alone, and the two keys are the same for all tokens of a step. With one key, the noise of two steps or seeds whose
-    keys are close would be the same sequence in another order. mix32's constants come from the hash prospector
-    project's search for mixers of two multiplications with the smallest bias.
+    kernels/portable/token_scores.cl computes the same (noise_keys, score_of). It only needs 32-bit unsigned arithmetic,
+    and all tokens in a step share the two keys. With a single key, two steps or seeds with close keys would get the
+    same noise sequence in another order. mix32's constants come from the hash prospector project's search for mixers
+    with two multiplications and the smallest bias.
     """
     bits = seed & 0xFFFFFFFFFFFFFFFF
-    # Arrays of one element: NumPy wraps arrays silently and warns about scalars.
+    # Arrays with one element: NumPy wraps arrays silently and warns about scalars.
     seed_lo, seed_hi, count = (np.array([x & 0xFFFFFFFF], dtype=np.uint32) for x in (bits, bits >> 32, step))
     token_key = _mix32(seed_lo + np.uint32(0x9E3779B9))
     step_key = _mix32(_mix32(token_key + seed_hi + np.uint32(0x85EBCA6B)) ^ count)
@@ -95,7 +95,7 @@ def gumbel(seed: int, step: int, token_ids: Array) -> Float64:
 
 
 def sample_scores(logits: Array, temperature: float, threshold: Scalar, seed: int, step: int) -> Float64:
-    """What sample() maximises: logits [vocab] -> [vocab], -inf for tokens under the threshold.
+    """The scores that sample() maximises: logits [vocab] -> [vocab], -inf for tokens under the threshold.
 
     A float32 kernel may pick another token than the twin only if its score is within rounding of the largest.
     """
@@ -111,7 +111,7 @@ def sample(logits: Array, temperature: float, threshold: Scalar, seed: int, step
     """The token with the largest logit / temperature + gumbel among logits >= threshold; ties: the lowest id.
 
     logits [vocab] after penalize(), threshold from sample_threshold(); temperature 0: the largest logit. NaN is never
-    chosen. vocab, which is no token, where no logit is a number or the largest score is infinite.
+    chosen. Returns vocab, an invalid token, if no logit is a number or the largest score is infinite.
     """
     scores = sample_scores(logits, temperature, threshold, seed, step)
     scores = np.where(np.isnan(scores), -np.inf, scores)
@@ -120,7 +120,7 @@ def sample(logits: Array, temperature: float, threshold: Scalar, seed: int, step
 
 
 def log_probabilities(logits: Array, k: int) -> tuple[Float64, list[int]]:
-    """log softmax(logits) [vocab], and the k most likely tokens, best first; of equal ones the lower first."""
+    """log softmax(logits) [vocab], and the k most likely tokens, best first; lower id first on ties."""
     wide_logits = wide(logits)
     shifted = wide_logits - np.max(wide_logits)
     log_p = shifted - np.log(np.sum(np.exp(shifted)))
@@ -128,7 +128,7 @@ def log_probabilities(logits: Array, k: int) -> tuple[Float64, list[int]]:
 
 
 def biased(logits: Array, bias: Mapping[int, float], allowed: Array | None = None) -> Float64:
-    """logits [vocab] plus the bias of some tokens; allowed bool [vocab]: -inf where it is False."""
+    """Adds per-token biases to logits [vocab]; allowed bool [vocab]: -inf where False."""
     result = wide(logits).copy()
     for token, value in bias.items():
         result[token] += value

@@ -25,9 +25,9 @@ def round_bfloat16(x: Array) -> Float32:
 
 
 def quantize_q8_0(x: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """x [..., n], n a multiple of 32 -> q [..., n] and d [..., n/32], so that x is about q d: ggml's Q8_0.
+    """x [..., n], n a multiple of 32 -> q [..., n] and d [..., n/32] with x close to q d: ggml's Q8_0.
 
-    A group with a value that is not finite has a scale that is not.
+    A group with a nonfinite value gets a nonfinite scale.
     """
     groups = np.asarray(x).astype(np.float32).reshape(*x.shape[:-1], -1, 32)
     with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
@@ -38,7 +38,7 @@ def quantize_q8_0(x: Array) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
 
 
 def round_to(x: Array, dtype: str) -> Float32:
-    """The values after storage as "float32", "float16", "bfloat16" or "q8_0", widened to float32."""
+    """Returns the values after storage as "float32", "float16", "bfloat16" or "q8_0", widened to float32."""
     if dtype == "q8_0":
         q, d = quantize_q8_0(x)
         return (q.reshape(*d.shape, 32).astype(np.float32) * d[..., None].astype(np.float32)).reshape(x.shape)
@@ -53,7 +53,7 @@ def round_to(x: Array, dtype: str) -> Float32:
 def to_tiles(weight: Array) -> Array:
     """The device's weight layout: [rows, k] -> [ceil(rows/16), k, 16], tiles[t, j, r] = weight[16 t + r, j].
 
-    16 neighbouring rows are interleaved, so that 16 lanes read 16 consecutive values; missing rows are zero.
+    16 neighbouring rows are interleaved, so 16 lanes read 16 consecutive values; missing rows are zero.
     """
     rows, k = weight.shape
     n_tiles = -(-rows // TILE_ROWS)
@@ -69,9 +69,9 @@ def from_tiles(tiles: Array, rows: int) -> Array:
 
 
 def spread_rotary_rows(weight: Array, n_heads: int, rotary_dim: int) -> Array:
-    """Rows of a q or k projection [n_heads * head_dim, k] with the rotary pairs half a head apart.
+    """Permutes rows of a q or k projection [n_heads * head_dim, k] so that rotary pairs are half a head apart.
 
-    Stored are the pairs (i, i + rotary_dim/2) of the first rotary_dim rows of a head; the rest does not rotate.
+    The input has the pairs (i, i + rotary_dim/2) in the first rotary_dim rows of a head; the rest isn't rotated.
     """
     heads = weight.reshape(n_heads, -1, *weight.shape[1:])
     first, second, rest = np.split(heads, [rotary_dim // 2, rotary_dim], axis=1)
@@ -80,11 +80,11 @@ def spread_rotary_rows(weight: Array, n_heads: int, rotary_dim: int) -> Array:
 
 
 def unpermute_rope_rows(weight: Array, n_heads: int) -> Array:
-    """Rows of a GGUF q or k projection [n_heads * head_dim, k] in Hugging Face's order.
+    """Permutes rows of a GGUF q or k projection [n_heads * head_dim, k] to Hugging Face's order.
 
-    GGUF files of the llama architecture rotate the pairs (2i, 2i + 1), Hugging Face's (i, i + head_dim/2).
-    The conversion writes w.reshape(n_heads, 2, head_dim/2, k).swapaxes(1, 2), that is, within a head,
-    gguf[2i + s] = hf[s head_dim/2 + i]; this undoes it. For the k projection n_heads is n_kv_heads.
+    GGUF files with the llama architecture rotate the pairs (2i, 2i + 1), Hugging Face (i, i + head_dim/2). The
+    converter writes w.reshape(n_heads, 2, head_dim/2, k).swapaxes(1, 2), so within a head gguf[2i + s] = hf[s
+    head_dim/2 + i]; this function undoes the permutation. For the k projection n_heads is n_kv_heads.
     """
     rows = weight.shape[0]
     return weight.reshape(n_heads, rows // n_heads // 2, 2, *weight.shape[1:]).swapaxes(1, 2).reshape(weight.shape)

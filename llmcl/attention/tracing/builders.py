@@ -70,7 +70,7 @@ def _mod(graph: Graph, a: int, b: int) -> int:
 
 
 def _integer_division(graph: Graph, op: str, a: int, b: int) -> int:
-    """Follows NumPy: x // 0 = x % 0 = 0. Dividing by zero, or INT_MIN by -1, stops a CPU, so no kernel may do either."""
+    """Follows NumPy: x // 0 = x % 0 = 0. No kernel may divide by zero, or INT_MIN by -1: both stop a CPU."""
     location = current_location()
     zero = graph.constant(0, "int32", location)
     if graph.nodes[b].op == "const":

@@ -49,7 +49,7 @@ def is_array(value: object) -> bool:
 
 
 def _to_numpy(value: Any) -> Array:
-    """Converts a NumPy array, a torch tensor on any device, or a pyopencl array. Widens float types that NumPy lacks."""
+    """Converts a NumPy array, a torch tensor on any device, or a pyopencl array. Widens floats that NumPy lacks."""
     if isinstance(value, np.ndarray):
         return value
     if is_device_array(value):
