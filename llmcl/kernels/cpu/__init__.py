@@ -1,4 +1,4 @@
-"""Kernels for CPUs: one work-item a group, explicit vectors of 16."""
+"""Kernels for CPUs: work-groups with a single work-item, explicit vectors of 16."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attention on a CPU: one work-item a group, register tiles of explicit vectors, and the narrow dot products."""
+"""Attention on a CPU: single work-item groups, register tiles of explicit vectors, and narrow dot products."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
 SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
-PAIRED = "bf16x2"  # keys and values that are rounded to bfloat16, two to a word: see cpu/pair_cache.cl
-# For each form of the dot product (32 registers of 512 bits, 16 of 256): vectors of sums, keys a step.
+PAIRED = "bf16x2"  # keys and values rounded to bfloat16, two per word: see cpu/pair_cache.cl
+# By dot product form (1: 32 registers with 512 bits, 2: 16 with 256): vectors of sums, and keys per step.
 PAIRED_SUMS = {1: SUMS, 2: 6}
 PAIRED_BLOCK_N = {1: 64, 2: 16}
 
 
 def tile_constants(rows: int, block_n: int, dv_tile: int, sums: int = SUMS) -> dict[str, object]:
-    """Build constants of cpu/attention_tile.cl: blocks of rows whose `sums`, in vectors, fit the registers."""
+    """Build constants for cpu/attention_tile.cl: row blocks with at most `sums` vectors of sums, to fit the
+    registers."""
     return {
         "ROWS": rows,
         "SCORE_ROWS": _rows_in_registers(rows, block_n // 16, sums),
@@ -47,7 +48,7 @@ def _rows_in_registers(rows: int, vectors: int, sums: int) -> int:
 
 
 def dv_tile_for(head_dim: int, rows: int, sums: int = SUMS) -> int:
-    """Output columns with the most multiply-adds for each operand that a block of registers loads."""
+    """Returns the output columns with the most multiply-adds per operand loaded by a register block."""
 
     def reuse(vectors: int) -> float:
         height = _rows_in_registers(rows, vectors, sums)
@@ -57,7 +58,7 @@ def dv_tile_for(head_dim: int, rows: int, sums: int = SUMS) -> int:
 
 
 def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
-    """How queries meet quantised keys: see cpu/q8_0_tile.cl."""
+    """Selects the dot product for queries with quantised keys: see cpu/q8_0_tile.cl."""
     return {"DOT": 0 if shape.exact_queries else dot_form(device)} if shape.kv_dtype in QUANTIZED else {}
 
 
@@ -69,7 +70,7 @@ class CpuAttentionDecode(AttentionDecode):
         return device.is_cpu
 
     def default_block_n(self, device: Device) -> int:
-        return 16  # one tile of keys, so that memory is read from front to back, not in several places
+        return 16  # one key tile, so memory is read in a single sequential stream
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
         return math.lcm(n_kv_heads, device.compute_units) // n_kv_heads
@@ -83,7 +84,7 @@ class CpuAttentionDecode(AttentionDecode):
 class CpuAttentionPrefill(AttentionPrefill):
     name, file = "cpu", "cpu/attention_prefill.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "Q_STRIDE", "SCALE"
-    block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile wants few rows
+    block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile favours few rows
 
     def supports_device(self, device: Device) -> bool:
         return device.is_cpu
@@ -97,7 +98,7 @@ class CpuAttentionPrefill(AttentionPrefill):
     ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
         if self.operand_dtype(device, shape) != PAIRED:
             return shape, k, v, shape.constants(step) | _dot_constant(device, shape), []
-        if isinstance(step, RaggedStep):  # of several texts: where they lie in the pages
+        if isinstance(step, RaggedStep):  # several sequences: read from the pages
             paired = replace(shape, kv_dtype=PAIRED)
             runs = step.pieces(Cut(0))
         else:
@@ -125,7 +126,7 @@ class CpuAttentionPrefill(AttentionPrefill):
         return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
-        # Blocks of 6 rows by 4 vectors where operands are widened, of 4 by 4 where not (docs/notes/cpu.md).
+        # 6 rows by 4 vectors if operands are widened, else 4 by 4 (docs/notes/cpu.md).
         rows, keys = 16 if dtype in ("float32", PAIRED) else 12, 64 if head_dim <= 128 else 32
         sums = SUMS
         if dtype == PAIRED:

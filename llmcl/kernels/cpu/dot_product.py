@@ -1,10 +1,10 @@
-"""Whether a CPU device's kernels can reach the processor's dot products of narrow numbers, and how.
+"""Finds out whether and how a CPU device's kernels can use the processor's narrow dot products.
 
-OpenCL has no portable way to them that is fast on CPUs, so kernels name LLVM's intrinsic or write the instruction. With
-the wrong form a driver's compiler refuses the kernel or aborts the process, or the processor meets an instruction that
-it does not have: forms are tried in child processes, and the answer is remembered for this driver and processor.
+OpenCL has no portable, fast way on CPUs, so kernels call LLVM's intrinsic or write the instruction. With the wrong form
+a driver's compiler refuses the kernel or aborts the process, or the processor hits an illegal instruction. Forms are
+therefore tried in child processes; the answer is stored per driver and processor.
 
-Run as a program by `ask` with an instruction and a form, it says whether that is right on the device.
+Run as a program by `ask` with an instruction and a form, this module reports whether the form is right on the device.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def _bytes(rng: np.random.Generator) -> tuple[Any, Any, Any]:
 def _bfloat16(rng: np.random.Generator) -> tuple[Any, Any, Any]:
     import numpy as np
 
-    # Small whole numbers: their products and sums are exact.
+    # Small integers keep products and sums exact.
     w, x = rng.integers(-99, 100, (64, 16, 2)), rng.integers(-99, 100, (64, 2))
     stored = [(values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16) for values in (w, x)]
     return *stored, np.einsum("jrk,jk->r", w, x).astype(np.float32)
@@ -48,31 +48,27 @@ def _bfloat16(rng: np.random.Generator) -> tuple[Any, Any, Any]:
 
 @dataclass(frozen=True)
 class DotProduct:
-    """An instruction, which adds up `width` products in each lane.
+    """An instruction that sums `width` products in each lane."""
 
-    flag: of the processors that have it, in Linux's words. forms: values of the build constant DOT, fastest first.
-    case: (w, x, sums [16]) from random numbers, as kernels/cpu/dot_probe.cl takes and gives them.
-    """
-
-    name: str
+    name: str  # mnemonic
     width: int
-    flag: str
-    forms: tuple[int, ...]
-    case: Callable[[np.random.Generator], tuple[Any, Any, Any]]
+    flag: str  # CPU feature flag, in Linux's spelling
+    forms: tuple[int, ...]  # values for build constant DOT, fastest first
+    case: Callable[[np.random.Generator], tuple[Any, Any, Any]]  # random (w, x, sums [16]) for cpu/dot_probe.cl
 
 
-INTRINSIC = 1  # the form with LLVM's intrinsic; in the others the instruction is written out
+INTRINSIC = 1  # LLVM's intrinsic; the remaining forms are inline assembly
 INT8 = DotProduct("vpdpbusd", 4, "avx512_vnni", forms=(INTRINSIC, 2, 3), case=_bytes)  # kernels/cpu/dot4.cl
 BFLOAT16 = DotProduct("vdpbf16ps", 2, "avx512_bf16", forms=(INTRINSIC, 2), case=_bfloat16)  # kernels/cpu/dot2.cl
 
 
 def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
-    """The fastest form of a dot product that is right on a CPU device; NONE where there is none."""
+    """Returns the fastest right form for a dot product on a CPU device, or NONE."""
     from llmcl.runtime.program import read_source
 
     if platform.machine().lower() not in ("x86_64", "amd64") or not _may_have(wanted.flag):
         return NONE
-    # PoCL aborts at an intrinsic that its LLVM does not know for the processor, so there this form is tried last.
+    # PoCL aborts at an intrinsic unknown to its LLVM for the processor, so the intrinsic is tried last there.
     forms = sorted(wanted.forms, key=lambda form: entry.is_pocl and form == INTRINSIC)
 
     def answer() -> tuple[str, float]:
@@ -89,12 +85,12 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
 
 
 def dot_form(device: Device) -> int:
-    """How kernels reach the processor's 8-bit dot product; NONE where they cannot."""
+    """Returns the form of the 8-bit dot product, or NONE."""
     return _form(device.entry, INT8)
 
 
 def bf16_dot_form(device: Device) -> int:
-    """The same for its dot product of bfloat16."""
+    """Returns the form of the bfloat16 dot product, or NONE."""
     return _form(device.entry, BFLOAT16)
 
 
@@ -104,13 +100,13 @@ def _form(entry: DeviceEntry, wanted: DotProduct) -> int:
 
 
 def _may_have(flag: str) -> bool:
-    """Whether the processor has this feature; True where the system does not list its features."""
+    """Whether the processor has the feature. True if the system lists no features."""
     listed = re.search(r"^flags\s*:(.*)$", processor(), re.MULTILINE)
     return listed is None or flag in listed[1].split()
 
 
 def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
-    """Compares the sums of 64 products in each of 16 lanes with NumPy's."""
+    """Compares sums of 64 products in each of 16 lanes with NumPy's."""
     import numpy as np
     import pyopencl as cl
 

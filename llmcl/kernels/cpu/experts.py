@@ -1,4 +1,4 @@
-"""Products of experts on a CPU: one work-item a group, vectors of 16 rows, and the processor's 8-bit dot products."""
+"""Expert products on a CPU: single work-item groups, vectors of 16 rows, and the processor's 8-bit dot products."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, float_constants, float_rows_bytes, norm_activations
 from llmcl.runtime.device import Buffer, Device, Launch
 
-# Of a product of blocks: fewer would leave a core without work at the end, more cost more to begin.
+# For a product in blocks: fewer groups would leave a core idle at the end, more cost more to start.
 GROUPS_PER_CORE = 16
 
 
@@ -85,7 +85,7 @@ class CpuExpertsPrefill(ExpertsPrefill):
         if not is_packed:
             slots = weight.top_k // product.slots
             return rows, [norm_activations(device, x, rows, step, weight.k, rows_of_token=slots)]
-        # To this kernel the rows of a token's slots are one.
+        # This kernel sees a token's slots as a single long row.
         k = weight.k * (weight.top_k // product.slots)
         constants = {**step_state.CONSTANTS, "WEIGHT": kernel_name(dtype), "TILE_TOKENS": 1}
         launch = device.launch(
@@ -100,7 +100,8 @@ class CpuExpertsPrefill(ExpertsPrefill):
         return rows, [launch]
 
     def suits_single_slots(self, device: Device, weight: Weight, dtype: str) -> bool:
-        """With 8-bit dot products: pairs round a row for each expert. In float32 a slot would be TILE_TOKENS rows."""
+        """True with 8-bit dot products: pairs would round a row for each expert. In float32 a slot would be TILE_TOKENS
+        rows."""
         return bool(_dot(device, dtype, weight.exact_activations))
 
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
@@ -112,7 +113,7 @@ class CpuExpertsPrefill(ExpertsPrefill):
 
 
 def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
-    """The form of the 8-bit dot product for a weight; 0: its activations stay float32."""
+    """Returns the form of the 8-bit dot product for a weight; 0: activations stay float32."""
     return dot_form(device) if dtype in QUANTIZED and not exact_activations else 0
 
 

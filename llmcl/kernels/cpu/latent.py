@@ -1,4 +1,4 @@
-"""Latent attention on a CPU: one work-item a group, vectors of columns."""
+"""Latent attention on a CPU: single work-item groups, vectors of columns."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.runtime.device import Device
 
-MAX_HEADS = 32  # of a work-group: their queries and sums stay in the second-level cache
-BLOCK = 4  # heads and vectors of columns whose sums are in registers
-TOKENS = 32  # that meet the tiles of a head while these are in the cache
+MAX_HEADS = 32  # per work-group: queries and sums stay in the second-level cache
+BLOCK = 4  # heads, and column vectors, with sums in registers
+TOKENS = 32  # tokens per head while the head's tiles are in cache
 
 
 class CpuLatentAttention(LatentAttention):

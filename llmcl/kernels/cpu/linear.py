@@ -1,4 +1,4 @@
-"""Products on a CPU: one work-item a group, vectors of 16 rows, and the processor's narrow dot products."""
+"""Products on a CPU: single work-item groups, vectors of 16 rows, and the processor's narrow dot products."""
 
 from __future__ import annotations
 
@@ -23,38 +23,33 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.runtime.device import Buffer, Device, Launch
 
-# Tokens whose sums fit beside the operands in the vector registers, for each number of tile columns: of 32 registers of
-# 512 bits, and of 16 of 256. The second number is computed where no more are left.
+# (tile tokens, tail tokens) by tile columns, with all sums beside the operands in vector registers: WIDE for 32
+# registers with 512 bits, else 16 with 256. The tail size is computed when no more tokens are left.
 WIDE_TILE_TOKENS = {1: (16, 4), 2: (12, 4), 3: (8, 2), 4: (6, 2)}
 TILE_TOKENS = {1: (6, 2), 2: (3, 1)}
 GROUP_TOKENS = 48
-# Tokens for which the 8-bit product keeps an integer and a float32 sum in 32 registers of 512 bits; beside 16 of 256
-# more are in memory, which costs less than to unpack weights for fewer.
+# By dot product form: tokens in an 8-bit tile, each with an integer and a float32 sum. 32 registers with 512 bits hold
+# them all. With 16 of 256 some sums are in memory, which still beats unpacking weights for fewer tokens.
 INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8}
-# Tokens for which the bfloat16 product keeps a sum in registers, 32 of 512 bits or 16 of 256; 16 divides a chunk.
+# By dot product form: tokens in a bfloat16 tile with the sums in registers (32 with 512 bits, or 16 with 256); 16
+# divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
-PACKED_GROUP_TOKENS = 96  # of a product with packed activations: a multiple of every number of tile tokens
-# The same where a step has few tokens, and of what a multiple is computed where fewer are left: what is computed for
-# nothing counts more.
+PACKED_GROUP_TOKENS = 96  # per work-group with packed activations: a multiple of every tile size
+# (tile tokens, tail step) for steps with few tokens: padding up to the step is wasted work and counts more here.
 INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2)}
 BF16_FEW_TOKENS = {1: (8, 2), 2: (6, 6)}
-LEAST_UNITS = 512  # of a product in decode: fewer are no other pieces (cpu/unit.cl)
+LEAST_UNITS = 512  # decode products with fewer units share a piece size (cpu/unit.cl), and so their program
 
 
 @dataclass(frozen=True)
 class DotProductLayout(ActivationLayout):
-    """Activations rounded for the dot products with weights of `dtype`: kernels/cpu/packed_activations.cl.
-
-    dot: form of the dot product (cpu/dot4.cl, cpu/dot2.cl); tile_tokens: tokens whose sums stay in registers;
-    tail_step: a multiple of it is computed where fewer are left, 0: of tile_tokens. parts: of a block's columns, which
-    threads round apart.
-    """
+    """Activations rounded for dot products with weights of `dtype`: kernels/cpu/packed_activations.cl."""
 
     dtype: str
-    dot: int
-    tile_tokens: int
-    tail_step: int = 0
-    parts: int = 1
+    dot: int  # dot product form (cpu/dot4.cl, cpu/dot2.cl)
+    tile_tokens: int  # tokens with sums in registers
+    tail_step: int = 0  # the last tile is padded to a multiple; 0: to tile_tokens
+    parts: int = 1  # column parts of a block, rounded by separate threads
 
     fuses_norm = True
     columns_at_once = 32
@@ -103,12 +98,9 @@ class DotProductLayout(ActivationLayout):
 
 @dataclass(frozen=True)
 class FloatLayout(ActivationLayout):
-    """Activations in float32 as decode has them, for the same sums: kernels/cpu/activation_row.cl.
+    """Float32 activations in decode's format, for bit-identical sums: kernels/cpu/activation_row.cl."""
 
-    has_sums: a product needs the sums of their groups.
-    """
-
-    has_sums: bool
+    has_sums: bool  # the product needs group sums
     parts: int = 1
 
     fuses_norm = True
@@ -128,7 +120,7 @@ class FloatLayout(ActivationLayout):
 
 
 def float_rows_bytes(rows: int, k: int) -> int:
-    """Bytes of rows of kernels/cpu/activation_row.cl."""
+    """Bytes for rows in the format of kernels/cpu/activation_row.cl."""
     return 4 * rows * ((k + k // 32 + 16) // 16 * 16)
 
 
@@ -144,7 +136,7 @@ def norm_activations(
     parts: int = 1,
     rows_of_token: int = 1,
 ) -> Launch:
-    """Brings x float32 [n, rows_of_token, k] into rows of kernels/cpu/activation_row.cl."""
+    """Converts x float32 [n, rows_of_token, k] to the format of kernels/cpu/activation_row.cl."""
     return device.launch(
         "cpu/norm_activations.cl",
         "norm_activations",
@@ -197,7 +189,7 @@ class CpuLinearPrefill(LinearPrefill):
 
 
 class CpuLinearFewRows(LinearFewRows):
-    """The dot products of prefill, a run of tiles for each core: as in decode, weights are read front to back."""
+    """Prefill's dot products with a run of tiles per core: like decode, reads weights front to back."""
 
     name, file = "cpu", "cpu/linear_prefill.cl"
     arguments = "N", "N_TILES", "OUT_STRIDE"
@@ -212,7 +204,7 @@ class CpuLinearFewRows(LinearFewRows):
         return FloatLayout(dtype in WITH_MINIMUM, parts=min(max(1, k // 32), device.compute_units))
 
     def same_as_decode(self, device: Device, dtype: str, exact_activations: bool) -> bool:
-        """Unless rows are rounded to bfloat16, which decode does not do."""
+        """False if rows are rounded to bfloat16, because decode doesn't round."""
         return dtype in QUANTIZED or not _dot(device, dtype, exact_activations)
 
     def kernel_file(self, layout: ActivationLayout | None) -> str:
@@ -236,7 +228,7 @@ def _float_size(device: Device, product: Product, layout: ActivationLayout | Non
 
 
 def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
-    """The form of the dot product with weights of a storage type; 0: products are float32 multiply-adds."""
+    """Returns the dot product form for a weight dtype; 0: float32 multiply-adds."""
     if exact_activations:
         return 0
     return dot_form(device) if dtype in QUANTIZED else bf16_dot_form(device) if dtype == "bfloat16" else 0
@@ -259,7 +251,7 @@ def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, Any]
 
 
 def float_constants(device: Device, n_tiles: int, at_once: int) -> dict[str, int]:
-    """Build constants of cpu/token_product.cl. at_once: 2 where gate and up tiles alternate."""
+    """Build constants for cpu/token_product.cl. at_once: 2 if gate and up tiles alternate."""
     tokens = WIDE_TILE_TOKENS if device.entry.device.native_vector_width_float >= TILE_ROWS else TILE_TOKENS
     columns = max(n for n in tokens if n_tiles % n == 0 and n % at_once == 0)
     return {"TILE_COLS": columns, "TILE_TOKENS": tokens[columns][0], "TAIL_TOKENS": tokens[columns][1]}

@@ -1,17 +1,16 @@
-"""A persistent kernel for CPUs: work-groups go through several launches together and wait for each other in between.
+"""A persistent kernel for CPUs: work-groups run several launches together and synchronise in between.
 
-Handing a kernel to the driver and starting it costs microseconds, and a decode step has some 180 of them. Here the
-kernels become functions of one kernel, `cpu/persistent_step.cl`, and the launches a table that it reads: which
-function, what arguments, and for each number of rows how many work-groups. Each work-group of a launch runs the same
-code as before, so the bits are the same.
+Submitting and starting a kernel costs microseconds, and a decode step has some 180 kernels. Here they become functions
+in one kernel, `cpu/persistent_step.cl`. The launches become a table: function, arguments, and the work-group count for
+each row count. Each work-group runs the same code as in a separate launch, so results are bit-identical.
 
-Work-groups take units of work in turn. Where one waits in vain for another, whose core the system gave to another
-process, it takes that one's unit over. Where it cannot, it leaves: its thread sleeps, its core is free, and the rest is
-done by those that are left. All take part again in the next launch, so a list that takes long is several.
+Work-groups take work units in turn. If a unit's core was given to another process, a waiting work-group takes the unit
+over. If it can't, it exits: its thread sleeps, the core is free, and the remaining work-groups finish. All work-groups
+return for the next launch, so a long list is split into several launches.
 
-A launch may do several steps in a row. Between launches a driver's threads give their cores to whoever wants them
-(Intel's call `sched_yield`, PoCL's sleep) and then wait for milliseconds. In a launch they go on. A device that runs
-ahead of the host needs none: its next launch is there when one ends.
+A launch may run several steps in a row. Between launches a driver's threads yield their cores (Intel's call
+`sched_yield`, PoCL's sleep) and may then wait for milliseconds; within a launch they keep running. A device that runs
+ahead of the host doesn't need several steps: its next launch is already queued.
 """
 
 from __future__ import annotations
@@ -31,24 +30,24 @@ from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.program import KernelSource, read_source
 
 FILE = "cpu/persistent_step.cl"
-# Stand once before the functions: nothing in them depends on build constants.
+# Included once before the functions: independent of build constants.
 SHARED = ("common/common.cl", "cpu/unit.cl")
-# The spins of its waiting loop, some 0.6 ns each, after which a work-group takes over a unit that another holds: more
-# than a piece of it takes (cpu/unit.cl). And after which it leaves: far more than a core that computes makes others
-# wait. Both depend on the bytes that are read.
+# Iterations of the waiting loop, about 0.6 ns each. After TAKE_SPINS a work-group takes over a held unit: longer than a
+# piece takes (cpu/unit.cl). After LEAVE_SPINS it exits: far longer than a computing core makes others wait. Both grow
+# with the bytes read.
 TAKE_SPINS = 100_000
 LEAVE_SPINS = 200_000
 BYTES_PER_SPIN = 8
-FLOPS_PER_BYTE = 8  # that a core computes in the time of a byte, where rows are several
-ENTRY_HEAD = 3  # what an entry has beside its arguments
-PART_BYTES = 64 << 20  # that a core reads in a launch, some 2 to 4 ms
-STEPS = 7  # in a row that a launch can do: few enough that an answer does not come in jerks
+FLOPS_PER_BYTE = 8  # flops a core computes in the time of one byte, for several rows
+ENTRY_HEAD = 3  # words in an entry before its arguments
+PART_BYTES = 64 << 20  # read by each core per launch, some 2 to 4 ms
+STEPS = 7  # most steps per launch: few enough for a smooth answer stream
 SYNC_SLOTS = 32
-GROUP_SLOTS = 16  # for the word of a work-group, a cache line
-MAX_GROUPS = 1 << 12  # what one word counts, with the units beside it
+GROUP_SLOTS = 16  # a work-group's word fills a cache line
+MAX_GROUPS = 1 << 12  # limit of a single counter word, shared with the units
 MAX_UNITS = 1 << 20
 MAX_TIMES = 8  # more than STEPS
-MAX_ENTRIES = (1 << 16) // MAX_TIMES  # PoCL takes the offset of an index space to be below 1 << 16
+MAX_ENTRIES = (1 << 16) // MAX_TIMES  # PoCL assumes an index space offset below 1 << 16
 
 _WORK_GROUP = """\
 #define get_group_id(d) ((d) == 0 ? work_group.x : (d) == 1 ? work_group.y : work_group.z)
@@ -62,7 +61,7 @@ class CpuPersistentStep(PersistentStep):
     name, file = "cpu", FILE
 
     def supports_device(self, device: Device) -> bool:
-        """Whether it is a processor whose kernels may use the addresses of buffers that are not their arguments."""
+        """Whether the device is a CPU: kernels may use addresses of buffers that aren't kernel arguments."""
         return device.is_cpu
 
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
@@ -83,22 +82,22 @@ class CpuPersistentStep(PersistentStep):
 
 
 class PersistentKernel:
-    """Launches bound into few, `parts`: one for every PART_BYTES that each core reads. Where one is enough, there are
-    `whole_steps` as well, if what ends a step can be a part of it and the device does not run ahead.
+    """Fuses launches into a few `parts`, one per PART_BYTES read by each core. If one part is enough, also binds
+    `whole_steps`, provided the step's end can be included and the device doesn't run ahead.
 
-    sync: the counters of cpu/persistent_step.cl.
+    sync: the counters in cpu/persistent_step.cl.
     """
 
     def __init__(self, device: Device, step: ListedStep, *, groups: int | None = None):
-        """groups: work-groups; None: one for each core that may be used at the time."""
+        """groups: number of work-groups; None: one per core currently available."""
         max_rows, ends = step.max_rows, _part_ends(device, step)
         takes_all = not device.runs_ahead and len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then)
         then = step.then if takes_all else ()
         launches = (*step.launches, *then)
         kinds: dict[tuple[str, str, str], int] = {}
         firsts: list[Launch] = []
-        self._launches = launches  # holds the buffers: the driver does not know that the kernel uses them
-        weakref.finalize(self, device.close)  # so a launch that runs comes to its end before they go
+        self._launches = launches  # keeps the buffers alive: the driver doesn't know that the kernel uses them
+        weakref.finalize(self, device.close)  # so a running launch finishes before the buffers are freed
         slots = ENTRY_HEAD + max(len(launch.args) for launch in launches)
         addresses = addresses_of(device, (arg for launch in launches for arg in launch.args if isinstance(arg, Buffer)))
         table = np.zeros((len(launches) + 1, slots), np.int64)
@@ -145,19 +144,19 @@ class PersistentKernel:
 
 
 def _bits(arg: np.generic) -> int:
-    """A number as the table has it: an int, or what the bits of a float32 are as one."""
+    """Returns a number as a table word: an int, or a float32's bits."""
     return int(arg.view(np.int32) if isinstance(arg, np.float32) else arg)
 
 
 def _as_argument(arg: KernelArg, word: str) -> str:
-    """The expression for what a `word` of the table holds."""
+    """Returns the expression that converts a table `word` back to the argument."""
     if isinstance(arg, Buffer):
         return f"(__global void*){word}"
     return f"as_float((int){word})" if isinstance(arg, np.float32) else f"(int){word}"
 
 
 def _part_ends(device: Device, step: ListedStep) -> list[int]:
-    """Behind which launches a part ends."""
+    """Returns the launch indices at which a part ends."""
     ends, part_bytes = [], 0.0
     for i, launch in enumerate(step.launches):
         part_bytes += _bytes(launch, step.max_rows, 0)
@@ -173,7 +172,7 @@ def _size(launch: Launch, n_rows: int) -> tuple[int, ...]:
 
 
 def _bytes(launch: Launch, n_rows: int, position: int) -> float:
-    """What a core reads in the time that the launch takes."""
+    """Returns the launch's cost in bytes: bytes read, plus flops in byte equivalents for several rows."""
     if launch.cost is None:
         return 0
     cost = launch.cost(n_rows, position)
@@ -181,9 +180,9 @@ def _bytes(launch: Launch, n_rows: int, position: int) -> float:
 
 
 def _spins(launch: Launch, n_rows: int, position: int) -> tuple[int, int]:
-    """For how long who waits for the launch does so before it takes a unit over, and before it leaves.
+    """Returns how long to wait for the launch before taking a unit over, and before exiting.
 
-    A unit that reads weights has pieces of one size. One that reads keys and values may be a piece as a whole.
+    A unit reading weights has pieces with a fixed size. A unit reading keys and values may be a single piece.
     """
     nbytes = _bytes(launch, n_rows, position)
     of_position = (nbytes - _bytes(launch, n_rows, 0)) / max(1, math.prod(_size(launch, n_rows)))
@@ -191,7 +190,7 @@ def _spins(launch: Launch, n_rows: int, position: int) -> tuple[int, int]:
 
 
 def _functions(launches: Sequence[Launch]) -> str:
-    """The kernels of these launches as functions, and RUN_ENTRY, which calls the one with a number."""
+    """Returns the kernels as functions, and RUN_ENTRY, which calls a function by number."""
     cases = ""
     for number, launch in enumerate(launches):
         args = "".join(f", {_as_argument(arg, f'(at)[{i}]')}" for i, arg in enumerate(launch.args))

@@ -1,4 +1,4 @@
-"""Kernels for any device: work-groups and local memory, OpenCL C 1.2 and nothing else."""
+"""Kernels for any device: work-groups and local memory, plain OpenCL C 1.2."""
 
 from __future__ import annotations
 

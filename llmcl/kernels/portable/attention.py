@@ -1,4 +1,4 @@
-"""Attention in work-groups and local memory, for any device."""
+"""Attention with work-groups and local memory, for any device."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from llmcl.kernels.common.sizes import (
 )
 from llmcl.runtime.device import Device
 
-FEW_ROWS, MANY_ROWS = 4, 8  # of a work-item of portable/attention_prefill.cl
-MANY_ROWS_BLOCK = 64  # queries of a group whose work-items have many
+FEW_ROWS, MANY_ROWS = 4, 8  # per work-item in portable/attention_prefill.cl
+MANY_ROWS_BLOCK = 64  # queries per work-group when work-items have many
 
 
 class PortableAttentionDecode(AttentionDecode):
@@ -41,8 +41,8 @@ class PortableAttentionDecode(AttentionDecode):
         return 32 if has_few_registers(device) else 64
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
-        # Enough work-items that each has few loads of a block, and all of them on their way at once.
-        # Wider groups make Intel's compiler put two work-items where one's registers fit.
+        # Enough work-items to give each only a few loads per block, all in flight at once. With wider groups Intel's
+        # compiler fits two work-items into the registers for one.
         most = power_of_two_at_most(min(256 if has_few_registers(device) else 512, device.entry.max_work_group_size))
         width = min(most, max(64, power_of_two_at_least(2 * shape.head_dim)))
         while decode_local_bytes(shape, width, block_n) > device.entry.local_mem_bytes:
@@ -69,7 +69,7 @@ class PortableAttentionPrefill(AttentionPrefill):
         return request.q_block is None or request.q_block % 8 == 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
-        # On a device with little local memory the default shrinks until it fits; a size that was asked for does not.
+        # On a device with little local memory the default shrinks until it fits; a requested size stays.
         fixed = request.block_m is not None or request.block_n is not None
         block_n = request.block_n or (32 if device.entry.is_software else 64)
         dv_tile = min(request.dv_tile or 16 * largest_divisor(head_dim // 16, 8), head_dim)
@@ -91,7 +91,7 @@ class PortableAttentionPrefill(AttentionPrefill):
                 break
         if block_m % 8:
             raise UsageError(f"BLOCK_M is {block_m}; expected a multiple of 8")
-        # Then keys and values come in slices of their dimensions.
+        # Then keys and values are staged in slices along the head dimension.
         while not fixed and local_bytes(head_dim, dtype, block_m, block_n, max(key_dims, dv_tile)) > limit:
             smaller = 16 * largest_divisor(head_dim // 16, max(1, max(key_dims, dv_tile) // 32))
             if max(key_dims, dv_tile) == smaller or (dv_tile > smaller and request.dv_tile is not None):
@@ -116,9 +116,9 @@ class PortableAttentionPrefill(AttentionPrefill):
 
 
 def has_many_rows(device: Device, head_dim: int, dtype: str, block_n: int, dv_tile: int, request: TileRequest) -> bool:
-    """Whether work-items of prefill have MANY_ROWS queries each, which is the default where registers are many.
+    """Whether prefill work-items have MANY_ROWS queries each, the default on devices with many registers.
 
-    It takes values of 16 bits, whole vectors of them, 170 registers, and blocks of MANY_ROWS_BLOCK queries.
+    Requires 16-bit values in whole vectors, 170 registers, and blocks of MANY_ROWS_BLOCK queries.
     """
     block, local_memory = MANY_ROWS_BLOCK, device.entry.local_mem_bytes
     suits = ITEM_BYTES.get(dtype) == 2 and dv_tile == head_dim and head_dim in (64, 128) and block_n >= 32
@@ -130,17 +130,18 @@ def has_many_rows(device: Device, head_dim: int, dtype: str, block_n: int, dv_ti
 
 
 def many_rows_local_bytes(head_dim: int, block_n: int) -> int:
-    """Local memory of portable/attention_prefill.cl with MANY_ROWS and 16-bit values."""
+    """Local memory in bytes for portable/attention_prefill.cl with MANY_ROWS and 16-bit values."""
     return 4 * head_dim * MANY_ROWS_BLOCK + block_n * max(2 * head_dim, 4 * MANY_ROWS_BLOCK)
 
 
 def decode_local_bytes(shape: AttentionShape, width: int, block_n: int) -> int:
-    """Local memory of portable/attention_decode.cl."""
+    """Local memory in bytes for portable/attention_decode.cl."""
     return 4 * shape.group_size * (4 * width + shape.head_dim + 2 * block_n + 1)
 
 
 def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int, staged_dims: int | None = None) -> int:
-    """Local memory of portable/attention_prefill.cl. staged_dims: of keys and values at a time; None: of all."""
+    """Local memory in bytes for portable/attention_prefill.cl. staged_dims: head dimensions staged at a time; None:
+    all."""
     staged = ITEM_BYTES.get(dtype, 4)  # quantised keys and values are staged as float32
     return 4 * (head_dim + block_n) * (block_m + 4) + block_n * (staged_dims or head_dim) * staged + 64 * block_m
 

@@ -1,9 +1,9 @@
-"""Whether a GPU multiplies four 8-bit numbers in one instruction, and how kernels ask for it (portable/dot4.cl).
+"""Finds out whether a GPU has a 4x8-bit dot product, and how kernels reach it (portable/dot4.cl).
 
-A driver that lists cl_khr_integer_dot_product also says whether the device is fast at it. AMD's compiler has names of
-its own, for GPUs that have the instruction. A trial in a child process says whether a form is right.
+A driver with cl_khr_integer_dot_product also reports whether the device accelerates it. AMD's compiler has its own
+builtins on GPUs with the instruction. A trial in a child process tells whether a form is right.
 
-Run as a program by `ask` with a form, it says whether that is right on the device.
+Run as a program by `ask` with a form, this module reports whether the form is right on the device.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _GFX = re.compile(r"gfx(\d+)")
 
 
 def listed(entry: DeviceEntry) -> int:
-    """The form that a GPU should have, by its description."""
-    if entry.kind == "cpu" or entry.is_intel_cpu:  # taken for a GPU, too: it says that it is fast at them, and is not
+    """The form a GPU should have according to its description."""
+    if entry.kind == "cpu" or entry.is_intel_cpu:  # also if listed as a GPU: the driver claims acceleration wrongly
         return NONE
     if _EXTENSION in entry.extensions:
         return KHR
@@ -38,9 +38,9 @@ def listed(entry: DeviceEntry) -> int:
 
 @cache
 def dot_form(entry: DeviceEntry) -> int:
-    """The form that is right and fast on a device; NONE where activations stay in float32.
+    """Returns the dot product form that is right and fast on a device. NONE: activations stay float32.
 
-    A device that is known by its description alone, without a driver, is taken at its word.
+    A device known only by description, without a driver, is trusted.
     """
     form = listed(entry)
     if form == NONE or entry.device is None:
@@ -51,7 +51,7 @@ def dot_form(entry: DeviceEntry) -> int:
 
 
 def is_accelerated(entry: DeviceEntry) -> bool:
-    """Whether the driver says that products of signed bytes, four in a word, are faster than others."""
+    """Whether the driver reports that the packed 4x8-bit signed dot product is accelerated."""
     import pyopencl as cl
 
     found = (ctypes.c_uint * 6)()  # signed, unsigned, mixed; the same with saturating sums

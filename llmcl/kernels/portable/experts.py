@@ -1,4 +1,4 @@
-"""Products of experts in work-groups and local memory, for any device."""
+"""Expert products with work-groups and local memory, for any device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from llmcl.kernels.common.sizes import has_few_registers
 from llmcl.kernels.portable.linear import decode_size, group_width, has_small_blocks, large_pieces, register_limit
 from llmcl.runtime.device import Device
 
-FEW_ROWS_EXPECTED = 4  # tokens of a step of few, whose work-groups fill the device together
+FEW_ROWS_EXPECTED = 4  # tokens in a step with few rows; together their work-groups fill the device
 
 
 class PortableExpertsGateUp(ExpertsGateUp):
@@ -44,15 +44,15 @@ class PortableExpertsDown(ExpertsDown):
 
 class PortableExpertsFewRows(ExpertsFewRows):
     name, file = "portable", "portable/experts_few_rows.cl"
-    block_rows = 4  # more would take too many registers beside the tiles of gate and up
+    block_rows = 4  # more would need too many registers beside the gate and up tiles
 
     def supports_device(self, device: Device) -> bool:
-        return not device.is_cpu  # which multiplies few tokens as many
+        return not device.is_cpu  # CPUs multiply few tokens with the kernel for many
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         n_experts, top_k = product.weight.n_experts, product.top_k
         width = group_width(device, product.part.dtype, product.weight.k, product.units * top_k * FEW_ROWS_EXPECTED)
-        # Two tiles of quantised weights and the sums of several slots spill on Intel's GPUs.
+        # Two quantised weight tiles plus the sums for several slots spill registers on Intel's GPUs.
         is_large = product.tiles_at_once == 2 and product.part.dtype in QUANTIZED and has_few_registers(device)
         parts = self.block_rows if is_large else 1
         own = {"LOCAL_SIZE": width, "BLOCK_ROWS": self.block_rows, "ROWS": self.block_rows // parts}

@@ -1,4 +1,4 @@
-"""Products with activations rounded to 8 bits, on a device that multiplies four of those in an instruction."""
+"""Products with activations rounded to 8 bits, for devices with a 4x8-bit dot product."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 class _Int8:
-    """What the products of one token and of few rows have in common."""
+    """Shared by the products for one token and for few rows."""
 
     name = "portable-int8"
     file: str
@@ -31,13 +31,13 @@ class _Int8:
 
 
 class Int8LinearDecode(_Int8, PortableLinearDecode):
-    """Its work-groups round a token together, into local memory."""
+    """The product for one token. Each work-group rounds the token into local memory."""
 
-    most_vectors = 2  # numbers stay packed, so that little is left to gain
+    most_vectors = 2  # weights stay packed, so larger pieces gain little
 
     def size(self, device: Device, product: Product) -> Size:
         own, groups, local = super().size(device, product)
-        # What does not fit into local memory, and what the user wants exact, stays as it is.
+        # Activations stay float32 if they don't fit into local memory or the user wants exact activations.
         needed = product.weight.k * 9 // 8 + LOCAL_BYTES * local[0]
         if product.weight.exact_activations or needed > device.entry.local_mem_bytes:
             return own, groups, local
@@ -72,7 +72,7 @@ class Int8Rows(ActivationLayout):
 
 
 class Int8LinearFewRows(_Int8, PortableLinearFewRows):
-    """A launch before rounds the rows."""
+    """The product for few rows. A separate launch rounds the rows first."""
 
     most_vectors = 1
 

@@ -1,4 +1,4 @@
-"""Latent attention in work-groups and local memory, for any device."""
+"""Latent attention with work-groups and local memory, for any device."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.portable.linear import decode_size
 from llmcl.runtime.device import Device
 
-MAX_HEADS = 4  # of a work-group: their sums are in registers
-TOKENS = 4  # that meet a tile of a head while it is in the cache
+MAX_HEADS = 4  # per work-group: the sums stay in registers
+TOKENS = 4  # tokens per head tile while the tile is in cache
 
 
 class PortableLatentAttention(LatentAttention):
@@ -34,6 +34,6 @@ class PortableLinearHeads(LinearHeads):
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
         own = decode_size(device, part.dtype, weight.k, part.n_tiles)
-        if part.dtype in QUANTIZED:  # turns of smaller pieces are kept in memory by Intel's compiler
+        if part.dtype in QUANTIZED:  # Intel's compiler spills the loop over smaller pieces to memory
             own |= {"AT_ONCE": 1, "AHEAD": int(not has_few_registers(device)), "VECTORS": 2}
         return {**own, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (own["LOCAL_SIZE"], 1)

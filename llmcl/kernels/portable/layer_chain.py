@@ -1,8 +1,8 @@
-"""Kernels of a layer in decode as one launch, on devices that are known to have the fence which that takes.
+"""Fuses a layer's decode kernels into one launch, on devices known to have the required memory fence.
 
-A launch costs microseconds, and each waits for the one before: a step of a small model consists of that. Here the
-kernels of a layer are one launch (portable/layer_chain.cl) in plain OpenCL C: a work-group waits only for work-groups
-that have begun.
+A launch costs microseconds and waits for the launch before; launches dominate a small model's step. Here a layer's
+kernels form one launch (portable/layer_chain.cl) in plain OpenCL C: a work-group only waits for work-groups that have
+already started.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from llmcl.runtime.program import KernelSource, read_source
 FILE = "portable/layer_chain.cl"
 PRODUCT, ATTENTION, MERGE = "portable/linear_decode.cl", "portable/attention_decode.cl", "portable/attention_merge.cl"
 LINKS = PRODUCT, ATTENTION, MERGE
-# Nothing in them depends on the build constants of one link alone.
+# Shared sources: independent of any single kernel's build constants.
 SHARED = "common/common.cl", "common/sub_groups.cl", "portable/widen.cl", "portable/await_links.cl"
 _HEAD = """\
 #define CHAINED 1
 #define get_group_id(d) ((d) == 0 ? work_group.x : (d) == 1 ? work_group.y : work_group.z)
 """
 LINK_PARAMS = "const uint3 work_group, __local uchar* memory, const awaited* link, "
-ITEMS = {64: 512, 128: 256}  # of a work-group, by the dimensions of a head up to which it is so many
+ITEMS = {64: 512, 128: 256}  # work-items per work-group, keyed by the largest supported head dimension
 MOST_ITEMS = max(ITEMS.values())
 MOST_LINKS = 8
-LINE_WORDS = 32  # of a counter
+LINE_WORDS = 32  # words per counter, a cache line
 
 
 class PortableLayerChain(PersistentStep):
-    """For steps of one row: products with 16-bit weights, attention and the merge of its splits. With other weights, or
-    with wider heads, it was no faster than separate launches or was not measured.
+    """Fuses single-row steps: products with 16-bit weights, attention and its merge. Other weights or wider heads were
+    no faster than separate launches, or weren't measured.
     """
 
     name, file = "portable", FILE
@@ -44,7 +44,7 @@ class PortableLayerChain(PersistentStep):
     runs_anywhere = False
 
     def supports_device(self, device: Device) -> bool:
-        """Whether it is a GPU with the fence of portable/await_links.cl: NVIDIA's."""
+        """Whether the device is an NVIDIA GPU, which has the fence in portable/await_links.cl."""
         return device.entry.kind == "gpu" and device.entry.ptx_arch > 0
 
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
@@ -67,15 +67,15 @@ class PortableLayerChain(PersistentStep):
 
 
 def chains(device: Device, launches: Sequence[Launch]) -> list[list[Launch]]:
-    """The launches in order, those together that become one: neighbours, from a kernel to where it comes again, with
-    attention among them.
+    """Splits the launches, in order, into chains to fuse. A chain holds neighbours that include attention, and ends
+    before its first kernel recurs.
 
-    What a step has once alone stays by itself: a program would be compiled for that one.
+    A kernel that occurs once in the step stays separate: fusing it would compile a program for a single launch.
     """
     keys = [_key(launch) for launch in launches]
     times = Counter(keys)
     found: list[list[Launch]] = []
-    first = None  # of the chain that is open
+    first = None  # key of the open chain's first kernel
     for launch, key in zip(launches, keys, strict=True):
         is_link = key is not None and times[key] > 1 and group_items(device, [launch]) > 0
         if is_link and first is not None and key != first and len(found[-1]) < MOST_LINKS:
@@ -87,13 +87,13 @@ def chains(device: Device, launches: Sequence[Launch]) -> list[list[Launch]]:
 
 
 def _has(chain: Sequence[Launch], file: str, least: int = 1) -> bool:
-    """Whether so many of these launches are of this kernel."""
+    """Whether at least `least` launches run the kernel in `file`."""
     sources = (launch.source for launch in chain)
     return sum(isinstance(source, KernelSource) and source.file == file for source in sources) >= least
 
 
 def _key(launch: Launch) -> str | None:
-    """What is compiled for a launch; None: it cannot be a link."""
+    """Identifies the compiled code for a launch; None if the launch can't be fused."""
     source = launch.source
     if not isinstance(source, KernelSource) or source.file not in LINKS or "DOT" in source.constants:
         return None
@@ -105,7 +105,7 @@ def _key(launch: Launch) -> str | None:
 
 
 def group_items(device: Device, launches: Sequence[Launch]) -> int:
-    """Work-items of a group of a chain; 0: the device has none so large, or not the local memory for it."""
+    """Returns work-items per work-group for a chain; 0 if the device's group size or local memory is too small."""
     sources = [source_of(launch) for launch in launches]
     widest = max((number_of(source, "HEAD_DIM") for source in sources if source.file != PRODUCT), default=0)
     items = min(MOST_ITEMS, next(items for dims, items in ITEMS.items() if widest <= dims))
@@ -115,7 +115,7 @@ def group_items(device: Device, launches: Sequence[Launch]) -> int:
 
 
 def local_bytes(source: KernelSource, items: int) -> int:
-    """Local memory of a link, a multiple of 16."""
+    """Local memory in bytes for a fused kernel, a multiple of 16."""
     if source.file == PRODUCT:
         piece_rows = 16 // ITEM_BYTES[weight_dtype(source)]
         return 4 * items * (piece_rows + 1) + 4 * items // TILE_ROWS
@@ -126,7 +126,7 @@ def local_bytes(source: KernelSource, items: int) -> int:
 
 
 def chained(device: Device, launches: Sequence[Launch]) -> Launch:
-    """These launches as one."""
+    """Fuses the launches into one."""
     items = group_items(device, launches)
     kinds: dict[str, int] = {}
     names: dict[int, str] = {}
@@ -176,9 +176,9 @@ def chained(device: Device, launches: Sequence[Launch]) -> Launch:
 
 
 def _as_link(launch: Launch, items: int) -> KernelSource:
-    """The kernel as a link, whose work-groups have other sizes than those of its own launch."""
+    """Returns the kernel's source for the fused launch, where work-group sizes may differ from a separate launch."""
     source = source_of(launch)
-    own = {name: value for name, value in source.constants.items() if name != "SUB_GROUP"}  # one for the program
+    own = {name: value for name, value in source.constants.items() if name != "SUB_GROUP"}  # the program sets its own
     own["LOCAL_SIZE"] = items
     if source.file == PRODUCT:
         own["AHEAD"] = 0

@@ -1,4 +1,4 @@
-"""Products in work-groups and local memory, for any device."""
+"""Products with work-groups and local memory, for any device."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearFe
 from llmcl.kernels.common.sizes import has_few_registers, power_of_two_at_most
 from llmcl.runtime.device import Device
 
-MAX_ITEMS = 512  # of a group
-UNIT_ITEMS = 3584  # of a compute unit, in all: more than run at once, so that the last groups are small
-LARGE_BLOCK_BYTES = 33 << 10  # of portable/linear_prefill.cl with 128 tokens by 128 rows
-FEW_ROW_SUMS = 8  # tokens times tiles whose sums a work-item of portable/linear_few_rows.cl keeps in registers
-FEW_ROWS_ITEMS = 256  # of a group of it with pieces of several vectors, which take all the registers of so many
-LOCAL_BYTES = 40  # of a work-item of portable/linear_decode.cl, at most
+MAX_ITEMS = 512  # per work-group
+UNIT_ITEMS = 3584  # per compute unit, more than run at once, so the last work-groups are small
+LARGE_BLOCK_BYTES = 33 << 10  # for portable/linear_prefill.cl with 128 tokens by 128 rows
+FEW_ROW_SUMS = 8  # tokens times tiles per work-item in portable/linear_few_rows.cl; the sums stay in registers
+FEW_ROWS_ITEMS = 256  # per work-group for pieces with several vectors; more would exceed the registers
+LOCAL_BYTES = 40  # most bytes per work-item in portable/linear_decode.cl
 
 
 class PortableLinearDecode(LinearDecode):
     name, file = "portable", "portable/linear_decode.cl"
-    most_vectors = 4  # of a piece of quantised weights
+    most_vectors = 4  # per piece of quantised weights
 
     def supports_device(self, device: Device) -> bool:
         return True
@@ -62,7 +62,7 @@ class PortableLinearPrefill(LinearPrefill):
 class PortableLinearFewRows(LinearFewRows):
     name, file = "portable", "portable/linear_few_rows.cl"
     kernel = "linear_few_rows"
-    most_vectors = 4  # of a piece of super-blocks
+    most_vectors = 4  # per super-block piece
 
     def supports_device(self, device: Device) -> bool:
         return True
@@ -73,7 +73,7 @@ class PortableLinearFewRows(LinearFewRows):
         own = {}
         if dtype in QUANTIZED and QUANTIZED[dtype].block > 32:
             if rows < FEW_ROW_SUMS:
-                rows //= 2  # two pieces of a super-block, with their factors, take as many registers as the sums
+                rows //= 2  # two super-block pieces, with scales, need as many registers as the sums
             if self.most_vectors > 1 and not has_few_registers(device):
                 own["VECTORS"] = self.most_vectors
                 width = min(width, FEW_ROWS_ITEMS, power_of_two_at_most(k // 16))
@@ -82,12 +82,13 @@ class PortableLinearFewRows(LinearFewRows):
 
 
 def _first(default: int, values: Sequence[int]) -> list[int]:
-    """The default, then the other values."""
+    """Returns the default, then the remaining values."""
     return [default, *(value for value in values if value != default)]
 
 
 def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> dict[str, int]:
-    """Build constants, work-items of a group among them, for n_tiles tiles of k columns (portable/tile_product.cl)."""
+    """Returns build constants, with the work-group size, for n_tiles tiles with k columns
+    (portable/tile_product.cl)."""
     width = group_width(device, dtype, k, n_tiles)
     ahead = wanted_items(device, n_tiles) < MAX_ITEMS
     return {"LOCAL_SIZE": width, "AT_ONCE": 2 if dtype in QUANTIZED else 4, "AHEAD": int(ahead)}
@@ -96,8 +97,8 @@ def decode_size(device: Device, dtype: str, k: int, n_tiles: int) -> dict[str, i
 def large_pieces(
     device: Device, dtype: str, k: int, n_tiles: int, tiles_at_once: int = 1, most_vectors: int = 4
 ) -> dict[str, int]:
-    """The same with pieces of several vectors where weights are quantised: the more a group of columns has besides its
-    numbers, the more they bring. One of each tile is enough to have on its way.
+    """Like `decode_size`, but with several vectors per piece for quantised weights. Formats with more scale data per
+    group gain more. A single piece in flight per tile is enough.
     """
     if dtype not in QUANTIZED:
         return decode_size(device, dtype, k, n_tiles)
@@ -112,10 +113,10 @@ def large_pieces(
 
 
 def group_width(device: Device, dtype: str, k: int, n_tiles: int, vectors: int = 1) -> int:
-    """Work-items that share a tile of k columns, in pieces of so many vectors where weights are quantised.
+    """Returns work-items per tile with k columns. vectors: vectors per piece for quantised weights.
 
-    The fewer the tiles, the more work-items share one: enough that all compute units have bytes on their way. Larger
-    pieces want fewer.
+    With fewer tiles more work-items share a tile, so that all compute units have loads in flight. Larger pieces need
+    fewer work-items.
     """
     pieces = k * TILE_ROWS // (32 * vectors if dtype in QUANTIZED else 16 // ITEM_BYTES[dtype])
     fitting = min(device.entry.max_work_group_size, device.entry.local_mem_bytes // LOCAL_BYTES)
@@ -124,21 +125,22 @@ def group_width(device: Device, dtype: str, k: int, n_tiles: int, vectors: int =
 
 
 def wanted_items(device: Device, n_tiles: int) -> int:
-    """Work-items for each of n_tiles tiles that keep all compute units busy."""
+    """Returns the work-items per tile that keep all compute units busy with n_tiles tiles."""
     return max(128, UNIT_ITEMS * device.compute_units // n_tiles)
 
 
 def register_limit(device: Device, dtype: str, sums: int) -> dict[str, int]:
-    """Of a product of many tokens whose work-items have so many sums: with 64 of them and quantised weights NVIDIA's
-    compiler takes a few more registers than let two work-groups share a compute unit.
+    """Caps registers for a many-token product with `sums` sums per work-item. With 64 sums and quantised weights,
+    NVIDIA's compiler takes a few registers too many for two work-groups per compute unit.
     """
     is_above = sums == 64 and dtype in QUANTIZED and "cl_nv_compiler_options" in device.entry.extensions
     return {"MAX_REGISTERS": 128} if is_above else {}
 
 
 def has_small_blocks(device: Device) -> bool:
-    """Whether a work-item of a product of many tokens computes few sums: 4 by 4.
+    """Whether a work-item in a many-token product computes 4 by 4 sums instead of 8 by 8.
 
-    8 by 8 fill the registers of a GPU; a software renderer has few, and some local memories are small.
+    8 by 8 sums fill a GPU's registers. A software renderer has few registers, and some devices have little local
+    memory.
     """
     return device.entry.is_software or device.entry.local_mem_bytes < LARGE_BLOCK_BYTES
