@@ -1,7 +1,7 @@
-"""Writing a model in another form: a GGUF file, quantised or not, or a Hugging Face folder.
+"""Writes a model in another format: a GGUF file, quantised or not, or a Hugging Face folder.
 
-What is written appears under its name only when it is whole (target.py). Of what is there already, only what a
-conversion writes is replaced, and only if the user says so.
+The result appears under its name only when complete (target.py). Only files that a conversion writes are replaced, and
+only with the user's consent.
 """
 
 from __future__ import annotations
@@ -38,16 +38,17 @@ def convert(
     offline: bool = False,
     progress: Progress | None = None,
 ) -> Path:
-    """Writes the model `source` (a name as for `llmcl.load`) to `target`; returns its path.
+    """Writes the model `source` (a name as in `llmcl.load`) to `target`; returns the path.
 
-    target: a name that ends with .gguf, or a folder, which gets config.json, the tokenizer and safetensors.
-    quantize: "q8_0", "q4_0" or "q4_k" for the matrices of a GGUF file (the embedding and the output head stay at q8_0).
-    dtype: of the matrices otherwise: "float32", "bfloat16", "float16". Norms keep the dtype they have (GGUF: float32).
-    force: replace what is there; a folder only if it holds a model and nothing that this would not write.
+    target: a name ending in .gguf, or a folder for config.json, the tokenizer and safetensors.
+    quantize: "q8_0", "q4_0" or "q4_k" for the matrices in a GGUF file (the embedding and the output head stay at q8_0).
+    dtype: matrix dtype without quantize: "float32", "bfloat16", "float16". Norms keep their dtype (GGUF: float32).
+    force: replace an existing target. A folder is only replaced if it holds a model and no files except those
+    rewritten.
     progress(description, done_bytes, total_bytes).
 
-    Raises UsageError (a target that exists, too little disk space, a format that cannot hold the rows), CheckpointError
-    and UnsupportedModelError (a source that cannot be read, or of which the target cannot say something).
+    Raises UsageError (existing target, too little disk space, a format that cannot hold the rows), CheckpointError and
+    UnsupportedModelError (an unreadable source, or a model the target format cannot express).
     """
     check_flags(force=force, offline=offline)
     check_function("progress", progress)
@@ -79,7 +80,7 @@ def convert(
             raise UsageError(f"{target} is the model that is to be read; give another name for the result")
 
         def chosen(name: str, shape: tuple[int, ...]) -> str:
-            """The format of a matrix, by its Hugging Face name."""
+            """Returns a matrix's format by its Hugging Face name."""
             if not quantize:
                 return DTYPE_FORMATS[dtype]
             return target_format(name, shape, quantize) or "F32"  # a router
@@ -97,7 +98,7 @@ def convert(
 
 
 def with_progress(tensors: list[OutTensor], progress: Progress | None) -> Pieces:
-    """Each tensor with its converted rows. Reports how much of them was taken."""
+    """Yields each tensor with its converted rows, and reports progress as rows are consumed."""
     total = sum(tensor.nbytes for tensor in tensors)
     done = 0
 

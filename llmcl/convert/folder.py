@@ -1,4 +1,4 @@
-"""A model as a Hugging Face folder: config.json, tokenizer, safetensors."""
+"""Writes a model as a Hugging Face folder: config.json, tokenizer, safetensors."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ _MAX_KEPT_BYTES = 64 << 20
 
 @dataclass(frozen=True)
 class FolderPlan:
-    """What an empty folder will hold. files: name -> text, or the path of a file to copy."""
+    """The content for an empty folder."""
 
     tensors: list[OutTensor]
-    files: dict[str, str | Path]
+    files: dict[str, str | Path]  # name -> text, or the path of a file to copy
 
     def write(self, folder: Path, pieces: Pieces) -> None:
         for name, content in self.files.items():
@@ -43,7 +43,8 @@ class FolderPlan:
 
 
 def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str], dtype: str) -> FolderPlan:
-    """Raises UnsupportedModelError for a GGUF file that says what config.json or tokenizer.json cannot."""
+    """Plans a folder. Raises UnsupportedModelError for a GGUF file beyond what config.json or tokenizer.json can
+    express."""
     family = FAMILIES[checkpoint.config.architecture]
     if family.stacked or family.interleaved:
         raise UnsupportedModelError(
@@ -71,13 +72,13 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
 
 
 def is_kept(name: str) -> bool:
-    """Whether a file of that name is taken over from one folder to another."""
+    """Whether a file with this name is copied from folder to folder."""
     is_hidden = name.startswith(".") or name.endswith(".index.json")
     return not is_hidden and (name.endswith(_KEPT_SUFFIXES) or name.startswith("LICENSE"))
 
 
 def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
-    """The source's own files; only the dtype in config.json changes."""
+    """Returns the source's files; only the dtype in config.json changes."""
     config = read_json(folder / "config.json")
     if config["model_type"] in TEXT_PARTS:
         raise UnsupportedModelError(
@@ -93,7 +94,7 @@ def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
 
 
 def _files_of_gguf(checkpoint: Checkpoint, dtype: str) -> dict[str, str | Path]:
-    """config.json and the tokenizer, from the metadata that llmcl itself computes with."""
+    """Returns config.json and the tokenizer, built from the metadata that llmcl itself uses."""
     metadata, config = checkpoint.gguf_metadata or {}, checkpoint.config
     read = Reader(metadata, "GGUF metadata")
     backend, adds_bos = gguf_tokenizer.build(metadata)
@@ -125,7 +126,7 @@ def _files_of_gguf(checkpoint: Checkpoint, dtype: str) -> dict[str, str | Path]:
 
 
 def hf_config(config: ModelConfig, dtype: str) -> dict[str, Any]:
-    """config.json of a Llama model; raises UnsupportedModelError for what it cannot express."""
+    """Returns config.json for a Llama model. Raises UnsupportedModelError for settings it cannot express."""
     if config.architecture != "llama":
         raise UnsupportedModelError(
             f"a folder cannot be made from a GGUF file of the architecture {config.architecture!r}, only of llama; "

@@ -1,4 +1,4 @@
-"""A model as a GGUF file, written by the package `gguf`."""
+"""Writes a model as a GGUF file with the package `gguf`."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ from llmcl.tokenizer import Tokenizer, gguf_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
 _FOLDER_ARCHITECTURES = ("llama", "mistral")
-# general.file_type, by the format of most matrices.
+# general.file_type, keyed by the most common matrix format.
 _FILE_TYPES = {"F32": 0, "F16": 1, "BF16": 32, "Q4_0": 2, "Q8_0": 7, "Q4_K": 14}
 _FILE_TYPE_KEYS = ("general.file_type", "general.quantization_version", "general.alignment")
 
-# Texts on which a tokenizer taken from a folder and the one rebuilt from its GGUF metadata must agree.
+# Probe texts: a folder's tokenizer and the tokenizer rebuilt from its GGUF metadata must agree on them.
 PROBES = (
     "Hello, world! It's 12345.67 o'clock; isn't it?",
     "  two spaces,\ttabs\n\n\nand lines \r\n of   text ",
@@ -38,17 +38,17 @@ PROBES = (
 )
 
 
-# key -> (value, type of the package gguf, type of an array's items); Packed: bytes as they stand in another file.
+# key -> (value, package gguf's value type, array item type); Packed: bytes copied from another file.
 Metadata = dict[str, tuple[Any, Any, Any]]
 
 
 class Packed(bytes):
-    """The type and the value of a metadata entry, as they stand in a GGUF file."""
+    """A metadata entry's type and value as bytes in a GGUF file."""
 
 
 @dataclass(frozen=True)
 class GgufPlan:
-    """What the file will hold."""
+    """The content for a GGUF file."""
 
     architecture: str
     metadata: Metadata
@@ -58,7 +58,7 @@ class GgufPlan:
         from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 
         class Writer(GGUFWriter):
-            """The package writes neither empty arrays nor arrays of arrays."""
+            """Supports empty arrays and arrays of arrays, which the package cannot write."""
 
             def _pack_val(self, val: Any, *args: Any, **options: Any) -> bytes:
                 return val if isinstance(val, Packed) else super()._pack_val(val, *args, **options)
@@ -91,9 +91,9 @@ class GgufPlan:
 
 
 def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
-    """chosen(Hugging Face name, shape): the format of a matrix.
+    """Plans a GGUF file. chosen(Hugging Face name, shape) returns a matrix format.
 
-    Raises UnsupportedModelError for a folder whose model or tokenizer cannot be told in GGUF metadata.
+    Raises UnsupportedModelError for a folder with a model or tokenizer that GGUF metadata cannot express.
     """
     if checkpoint.gguf_metadata is not None:
         return _from_gguf(checkpoint, chosen)
@@ -104,7 +104,7 @@ def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], s
 
 
 def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
-    """Takes over everything but the format of the matrices. `checkpoint` has checked the file."""
+    """Copies everything except the matrix formats. `checkpoint` has checked the file."""
     from gguf import GGUFReader
 
     hf_names = {f"{gguf}.weight": f"{hf}.weight" for gguf, hf in MODULE_NAMES.items()}
@@ -155,7 +155,7 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
         metadata["llama.rope.scaling.type"] = "linear", Kind.STRING, None
         metadata["llama.rope.scaling.factor"] = scaling.factor, Kind.FLOAT32, None
     elif scaling is not None:
-        # GGUF says how each frequency is scaled; the rounding of the quotient is all that is lost.
+        # GGUF stores each frequency's scaling factor; only the quotient's rounding is lost.
         plain = dataclasses.replace(config, rope_scaling=None).inv_freq()
         factors = (plain / config.inv_freq()).astype(np.float32)
         rows = factors.view(np.uint8).reshape(1, -1)
@@ -175,7 +175,7 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
 
 
 def model_metadata(config: ModelConfig) -> Metadata:
-    """The keys `llama.*` of a model, without its rotary scaling."""
+    """Returns a model's `llama.*` keys, without rotary scaling."""
     from gguf import GGUFValueType as Kind
 
     numbers: dict[str, int | float] = {
@@ -207,9 +207,9 @@ def gguf_name(hf_name: str) -> str:
 
 
 def tokenizer_metadata(checkpoint: Checkpoint) -> Metadata:
-    """The keys `tokenizer.*` for a folder's tokenizer.json.
+    """Returns the `tokenizer.*` keys for a folder's tokenizer.json.
 
-    Raises UnsupportedModelError where no set of keys known here gives the same token ids again.
+    Raises UnsupportedModelError if no known set of keys reproduces the token ids.
     """
     from gguf import GGUFValueType as Kind
 
@@ -256,7 +256,7 @@ def _unsayable(reason: str) -> UnsupportedModelError:
 
 
 def _vocabulary(source: Mapping[str, Any], vocab_size: int) -> tuple[list[str], list[int]]:
-    """(token texts, their types) by id. An id without a token gets a text of its own and the type UNUSED."""
+    """Returns (token texts, token types) by id. An id without a token gets a placeholder text and the type UNUSED."""
     tokens = [f"[PAD{i}]" for i in range(vocab_size)]
     types = [gguf_tokenizer.UNUSED] * vocab_size
     unknown = source["model"].get("unk_token")
@@ -273,7 +273,7 @@ def _vocabulary(source: Mapping[str, Any], vocab_size: int) -> tuple[list[str], 
 
 
 def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[float]:
-    """SentencePiece's scores: the earlier a merge makes a token, the higher. No merge makes a character."""
+    """Returns SentencePiece scores: the earlier the merge that makes a token, the higher. Characters need no merge."""
     ranks: dict[str, int] = {}
     for rank, merge in enumerate(merges):
         ranks.setdefault(merge.replace(" ", "", 1), rank)
@@ -293,11 +293,11 @@ def _agrees(tokenizer: Tokenizer, values: Mapping[str, Any]) -> bool:
 
 
 def typed(values: Mapping[str, Any]) -> Metadata:
-    """Bools, strings and lists, with the types that they have in GGUF."""
+    """Adds GGUF types to bools, strings and lists."""
     from gguf import GGUFValueType as Kind
 
     def one(value: Any) -> tuple[Any, Any, Any]:
-        if value == []:  # merges of a vocabulary that has none
+        if value == []:  # a vocabulary without merges
             return Packed(struct.pack("<IIQ", Kind.ARRAY, Kind.STRING, 0)), Kind.ARRAY, None
         if isinstance(value, list):
             return value, Kind.ARRAY, {str: Kind.STRING, int: Kind.INT32, float: Kind.FLOAT32}[type(value[0])]

@@ -1,8 +1,8 @@
-"""Where the result of a conversion goes: what may be replaced there, and how it appears in one step.
+"""Decides what a conversion may replace, and makes the result appear in a single step.
 
-The result is made beside the target under a temporary name, `.NAME.PID.part`, which its process has locked, and is
-renamed at the end: a folder trades places with the one that it replaces. A process that is killed leaves nothing but
-the temporary file or folder, which the next conversion to the same target removes.
+The result is written beside the target under a temporary name, `.NAME.PID.part`, locked by its process, and renamed at
+the end; a folder trades places with the folder it replaces. A killed process leaves only the temporary file or folder,
+and the next conversion to the same target removes it.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from llmcl.errors import UsageError
 
 _log = logging.getLogger(__name__)
 
-_LONGEST_PART = 200  # bytes of the target's name in a temporary one, which file systems limit to 255
-_NO_REPLACE, _EXCHANGE = 1, 2  # flags of Linux's renameat2
+_LONGEST_PART = 200  # bytes of the target's name used in a temporary name; file systems limit names to 255
+_NO_REPLACE, _EXCHANGE = 1, 2  # flags for Linux's renameat2
 _AT_FDCWD = -100
-_NOT_THERE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}  # what a file system without such a flag answers
+_NOT_THERE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP}  # errors from a file system without such a flag
 
 
 def check_target(target: Path, is_gguf: bool, force: bool) -> None:
-    """Removes what a killed conversion left. Raises UsageError if `target` must not or cannot be written."""
+    """Removes leftovers from a killed conversion. Raises UsageError if `target` must not or cannot be written."""
     if not target.parent.is_dir():
         raise UsageError(f"{target}: there is no folder {target.parent}; make it first")
     try:
@@ -64,9 +64,9 @@ def check_target(target: Path, is_gguf: bool, force: bool) -> None:
 
 
 def check_replaceable(folder: Path, names: Collection[str] | None = None) -> None:
-    """Raises UsageError if a folder is there that holds more than a conversion writes again.
+    """Raises UsageError if an existing folder holds files that the conversion would not rewrite.
 
-    names: the files that this conversion writes; None: all that one may write.
+    names: the files this conversion writes; None: all files any conversion may write.
     """
     if not folder.exists():
         return
@@ -88,9 +88,10 @@ def check_replaceable(folder: Path, names: Collection[str] | None = None) -> Non
 
 @contextmanager
 def appearing(target: Path, is_gguf: bool, force: bool) -> Iterator[Path]:
-    """Yields an empty file or folder beside `target`. At the end it takes that name; on any exception it is removed.
+    """Yields an empty file or folder beside `target`. Renames it to `target` at the end, or removes it on any
+    exception.
 
-    Raises UsageError where the disk is full or cannot be written for another reason.
+    Raises UsageError if the disk is full or cannot be written.
     """
     temporary = target.with_name(f"{_temporary_start(target)}{os.getpid()}.part")
     lock: int | None = None
@@ -105,7 +106,7 @@ def appearing(target: Path, is_gguf: bool, force: bool) -> Iterator[Path]:
         yield temporary
         _put_in_place(temporary, target, force)
     except OSError as error:
-        reason = error.strerror or error  # NumPy gives no number where the disk is full
+        reason = error.strerror or error  # NumPy gives no number for a full disk
         raise UsageError(
             f"{target}: writing stopped ({reason}), and nothing of it is left; free some space, or write it elsewhere"
         ) from error
@@ -117,7 +118,7 @@ def appearing(target: Path, is_gguf: bool, force: bool) -> Iterator[Path]:
 
 
 def _put_in_place(temporary: Path, target: Path, force: bool) -> None:
-    """`temporary` becomes `target`. A folder that was there gets the temporary name."""
+    """Renames `temporary` to `target`. A replaced folder gets the temporary name."""
     if not force:
         if _rename(temporary, target, _NO_REPLACE):
             return
@@ -139,7 +140,7 @@ def _put_in_place(temporary: Path, target: Path, force: bool) -> None:
 
 
 def _rename(source: Path, target: Path, flag: int) -> bool:
-    """Renames in one step as `flag` says; False where this system cannot. Raises OSError."""
+    """Renames atomically with `flag`. Returns False if the system cannot. Raises OSError."""
     if not sys.platform.startswith("linux"):
         return False
     try:
@@ -164,9 +165,9 @@ def _temporary_start(target: Path) -> str:
 
 
 def _locked(path: Path) -> int | None:
-    """A descriptor whose closing, or the end of the process, frees `path`; None where there are no locks.
+    """Locks `path` and returns the descriptor; closing it or ending the process unlocks. None without lock support.
 
-    Raises BlockingIOError if another process has it.
+    Raises BlockingIOError if another process holds the lock.
     """
     try:
         import fcntl
@@ -185,7 +186,7 @@ def _locked(path: Path) -> int | None:
 
 
 def _remove_left_over(target: Path) -> None:
-    """Removes what processes that were killed left beside `target`, or gives the target its old folder back."""
+    """Removes leftovers from killed processes beside `target`, or restores the target's old folder."""
     pattern = re.compile(re.escape(_temporary_start(target)) + r"\d+\.(part|old)")
     for path in [path for path in target.parent.iterdir() if pattern.fullmatch(path.name)]:
         with suppress(OSError):
@@ -201,7 +202,8 @@ def _remove_left_over(target: Path) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Removes a temporary file, or a folder with what conversions write. A folder that holds more is named and left."""
+    """Removes a temporary file, or a folder's converted files. Warns about a folder with other files and
+    leaves them."""
     if not path.is_dir():
         path.unlink(missing_ok=True)
         return
@@ -215,5 +217,5 @@ def _remove(path: Path) -> None:
 
 
 def is_written(path: Path) -> bool:
-    """Whether a file has a name that conversions write to a folder."""
+    """Whether conversions write files with this name to a folder."""
     return (path.name == WEIGHTS_FILE or is_kept(path.name)) and stat.S_ISREG(path.lstat().st_mode)

@@ -1,4 +1,4 @@
-"""The tensors of a model to be written: their rows in another format and order, and the safetensors file."""
+"""Converts tensor rows to another format and order, and writes the safetensors file."""
 
 from __future__ import annotations
 
@@ -17,22 +17,18 @@ from llmcl.checkpoint.formats import FLOAT_FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.errors import CheckpointError
 
-CHUNK_VALUES = 1 << 22  # values converted at a time, so that host memory stays small
+CHUNK_VALUES = 1 << 22  # values converted at a time, to limit host memory
 
 
 @dataclass(frozen=True)
 class OutTensor:
-    """A tensor to be written.
+    """A tensor to be written."""
 
-    name, shape: in the result; of experts [n_experts, rows, k]. format: a key of FORMATS. source_format, rows(start,
-    stop): the stored rows that it is made of, uint8 [stop - start, row_bytes], in the order of the result.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    format: str
+    name: str  # in the result
+    shape: tuple[int, ...]  # in the result; experts: [n_experts, rows, k]
+    format: str  # a key of FORMATS
     source_format: str
-    rows: Callable[[int, int], np.ndarray]
+    rows: Callable[[int, int], np.ndarray]  # rows(start, stop): source rows in result order, uint8 [n, row_bytes]
 
     @property
     def n_rows(self) -> int:
@@ -47,7 +43,7 @@ class OutTensor:
         return self.n_rows * self.row_bytes
 
     def converted(self) -> Iterator[np.ndarray]:
-        """The rows in `format`, uint8 [n, row_bytes], some at a time.
+        """Yields the rows in `format`, uint8 [n, row_bytes], some at a time.
 
         Raises CheckpointError for a value that is not finite in that format.
         """
@@ -68,7 +64,7 @@ Pieces = Iterable[tuple[OutTensor, Iterator[np.ndarray]]]
 
 
 def encode(values: np.ndarray, format: str) -> np.ndarray:
-    """float32 [n, k] as stored rows of `format`, uint8 [n, row_bytes]; raises CheckpointError if one is not finite."""
+    """Encodes float32 [n, k] as stored rows, uint8 [n, row_bytes]. Raises CheckpointError for a nonfinite result."""
     if format not in FLOAT_FORMATS:
         return quantize_rows(values, format)
     stored: np.ndarray
@@ -89,13 +85,13 @@ def encode(values: np.ndarray, format: str) -> np.ndarray:
 
 
 def synced(path: Path) -> None:
-    """Waits until the file's content is on the disk, so that the renaming cannot come before it."""
+    """Flushes the file to disk, so that a rename cannot come first."""
     with path.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def write_safetensors(path: Path, pieces: Pieces, tensors: list[OutTensor]) -> None:
-    """One safetensors file (https://github.com/huggingface/safetensors): header length, JSON header, tensors."""
+    """Writes a safetensors file (https://github.com/huggingface/safetensors): header length, JSON header, tensors."""
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for tensor in tensors:
@@ -116,10 +112,10 @@ def write_safetensors(path: Path, pieces: Pieces, tensors: list[OutTensor]) -> N
 
 
 def pairs_order(n_rows: int, head_dim: int, *, interleave: bool) -> np.ndarray:
-    """Where each row of the result comes from, int [n_rows].
+    """Returns each result row's source row, int [n_rows].
 
-    In Hugging Face's order a rotary pair is half a head apart, in that of GGUF's Llama its rows are neighbours.
-    interleave: from the first to the second; otherwise from the second to the first.
+    In Hugging Face's order a rotary pair is half a head apart; in GGUF's Llama order its rows are neighbours.
+    interleave: converts Hugging Face to GGUF order; otherwise GGUF to Hugging Face.
     """
     shape = (-1, 2, head_dim // 2) if interleave else (-1, head_dim // 2, 2)
     order: np.ndarray = np.arange(n_rows).reshape(shape).swapaxes(1, 2).reshape(-1)
@@ -127,7 +123,7 @@ def pairs_order(n_rows: int, head_dim: int, *, interleave: bool) -> np.ndarray:
 
 
 def checkpoint_rows(checkpoint: Checkpoint, name: str, *, interleaved: bool) -> Callable[[int, int], np.ndarray]:
-    """rows(start, stop) of a tensor of a checkpoint, with its rotary pairs as the target wants them."""
+    """Returns rows(start, stop) for a checkpoint tensor, with rotary pairs in the target's order."""
     info = checkpoint.tensors[name]
     wanted = interleaved and name.endswith((".q_proj.weight", ".k_proj.weight"))
     if info.rope_interleaved == wanted:

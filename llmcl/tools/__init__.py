@@ -1,1 +1,1 @@
-"""What a user examines a device or a model with: doctor, tune, profile, perplexity, benchmark."""
+"""Tools to examine a device or a model: doctor, tune, profile, perplexity, benchmark."""

@@ -1,17 +1,17 @@
-"""Measuring an engine under load: requests arrive at random, as those of clients do that know nothing of each other.
+"""Measures an engine under load: requests arrive at random, like those from independent clients.
 
-    arrivals   a Poisson process: the times between two are exponential, with the mean 1 / rate
-    lengths    of prompts and answers: log-normal around a median, cut at a quarter and at four times of it
-    TTFT       from the time at which a request was due until its first token is here
-    queue      the part of TTFT until the engine began with the request
-    TBT        of every token of every answer; with `streams` of those alone, which run the whole time
-    rows/step  rows of all steps over their number: tokens that decode and tokens of prompts
-    busy       share of the time in which a step was under way
-    roofline   what the steps had to read (the weights once each, and keys and values), over their time, as a share
+    arrivals   a Poisson process: the times between requests are exponential with mean 1 / rate
+    lengths    prompt and answer lengths: log-normal around a median, clipped at a quarter and four times the median
+    TTFT       from the time a request was due until its first token
+    queue      the part of TTFT before the engine began the request
+    TBT        time between tokens, over all answers; with `streams`, over the streams alone, which run all the time
+    rows/step  total rows per step: decode tokens and prompt tokens
+    busy       share of the time with a step under way
+    roofline   bytes the steps had to read (weights once per step, plus keys and values) per step time, as a share
                of a streaming read measured in the same run
 
-A run begins no request after `requests` of them or `seconds`, and what is not complete after `seconds` is cancelled and
-counted.
+A run stops sending after `requests` requests or `seconds` seconds. After `seconds`, incomplete requests are cancelled
+and counted.
 """
 
 from __future__ import annotations
@@ -36,37 +36,33 @@ if TYPE_CHECKING:
     from llmcl.engine.engine_metrics import StepTotals
     from llmcl.engine.llm import LLM
 
-SPREAD = 0.5  # of lengths: the standard deviation of their logarithm
-LEAST, MOST = 0.25, 4.0  # of a length, as a share of the median
+SPREAD = 0.5  # standard deviation of the lengths' logarithm
+LEAST, MOST = 0.25, 4.0  # clipping limits for a length, relative to the median
 PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every combination of rates (requests a second), lengths and sizes of the engine is a run.
+    """A benchmark plan: each combination of rate, lengths and engine size is a run."""
 
-    n_prompt, n_gen: medians in tokens. n_parallel: the most sequences that a step extends. streams: so many further
-    answers run the whole time, each begun anew when it ends. options: of `LLM.engine`.
-    """
-
-    rates: tuple[float, ...]
-    n_prompt: tuple[int, ...] = (512,)
-    n_gen: tuple[int, ...] = (64,)
-    n_parallel: tuple[int, ...] = (8,)
+    rates: tuple[float, ...]  # requests per second
+    n_prompt: tuple[int, ...] = (512,)  # median prompt length in tokens
+    n_gen: tuple[int, ...] = (64,)  # median answer length in tokens
+    n_parallel: tuple[int, ...] = (8,)  # most sequences per step
     requests: int = 64
     seconds: float = 60.0
     seed: int = 0
-    streams: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
+    streams: int = 0  # additional answers that run all the time, restarted at their end
+    options: dict[str, Any] = field(default_factory=dict)  # options for `LLM.engine`
 
     def context_tokens(self) -> int:
-        """Of a sequence."""
+        """Context needed per sequence, in tokens."""
         return int(MOST * (max(self.n_prompt) + max(self.n_gen))) + 1
 
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request: due at due_s after the begin of the run, a prompt, and how many tokens the answer has."""
+    """A request: due due_s seconds after the run's start, with a prompt and an answer length."""
 
     due_s: float
     prompt: list[int]
@@ -75,10 +71,10 @@ class Arrival:
 
 @dataclass
 class Answered:
-    """What became of a request; times in ms. first_token_ms: its TTFT, None where there was no token in time."""
+    """The outcome of a request, with times in ms."""
 
     n_prompt: int
-    first_token_ms: float | None = None
+    first_token_ms: float | None = None  # TTFT; None without a token in time
     queue_ms: float | None = None
     tbt_ms: list[float] = field(default_factory=list)
     n_tokens: int = 0
@@ -87,31 +83,28 @@ class Answered:
 
 @dataclass(frozen=True)
 class Row:
-    """One run. pp, tg: medians of the lengths; pl: sequences of a step at most; times by percentile, None without any.
-
-    prompt_ts, answer_ts: tokens a second from the first arrival to the last token. tbt_ratio: p99 over p50.
-    """
+    """The results of one run. Times are by percentile; None without samples."""
 
     model: str
     device: str
     dtype: str
     kv_dtype: str
     rate: float
-    pp: int
-    tg: int
-    pl: int
+    pp: int  # median prompt length
+    tg: int  # median answer length
+    pl: int  # most sequences per step
     streams: int
     seed: int
     requests: int
     complete: int
     preempted: int
     seconds: float
-    prompt_ts: float
-    answer_ts: float
+    prompt_ts: float  # prompt tokens per second, first arrival to last token
+    answer_ts: float  # answer tokens per second, first arrival to last token
     ttft_ms: dict[str, float | None]
     queue_ms: dict[str, float | None]
     tbt_ms: dict[str, float | None]
-    tbt_ratio: float | None
+    tbt_ratio: float | None  # p99 over p50
     rows_per_step: float
     ms_per_step: float
     busy: float
@@ -119,7 +112,7 @@ class Row:
 
 
 def draw(rate: float, n_prompt: int, n_gen: int, plan: Plan, vocab_size: int) -> Iterator[Arrival]:
-    """The requests of a run, the same for the same seed; the first is due at once."""
+    """Generates the requests for a run, deterministic per seed; the first is due at once."""
     rng = np.random.default_rng(plan.seed)
     due_s = 0.0
     for _ in range(plan.requests):
@@ -135,7 +128,7 @@ def _length(median: int, rng: np.random.Generator) -> int:
 
 
 def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Every run of `plan`, each with an engine of its own; `note` is told what is being measured."""
+    """Runs `plan`, each run with a new engine; `note` is told what is being measured."""
     note("measuring the device's read bandwidth")
     bandwidth = measured_bandwidth(llm, note)
     rows = []
@@ -150,7 +143,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
 
 def _run_once(llm: LLM, plan: Plan, rate: float, pp: int, tg: int, pl: int, bandwidth: float | None) -> Row:
     arrivals = list(draw(rate, pp, tg, plan, llm.config.vocab_size))
-    # An engine of its own: none of these prompts is in the prefix cache.
+    # A new engine: its prefix cache holds none of the prompts.
     with llm.engine(max_sequences=pl, **plan.options) as engine:
         engine.generate([[1, 2, 3]], max_tokens=2, ignore_eos=True)  # a warm-up
         under_way = _Run(engine, plan, arrivals, llm.config.vocab_size)
@@ -193,7 +186,7 @@ def _percentiles(times: Sequence[float | None]) -> dict[str, float | None]:
 
 
 class _Run:
-    """Sends the requests when they are due, and takes the times of their tokens as they come."""
+    """Sends each request when due, and records token arrival times."""
 
     def __init__(self, engine: Engine, plan: Plan, arrivals: Sequence[Arrival], vocab_size: int):
         self._engine = engine
@@ -205,13 +198,13 @@ class _Run:
         self._start_s = 0.0
 
     async def measure(self) -> tuple[list[Answered], list[Answered], StepTotals, float]:
-        """What became of the requests and of the streams, the steps in that time, and how many seconds it took."""
+        """Returns outcomes for requests and streams, the step totals, and the duration in seconds."""
         streams = [asyncio.create_task(self._stream(i, stream)) for i, stream in enumerate(self._streams)]
-        while not all(stream.n_tokens for stream in self._streams):  # they run before the first request comes
+        while not all(stream.n_tokens for stream in self._streams):  # streams run before the first request is sent
             await asyncio.sleep(0.01)
             for task in streams:
                 if task.done():
-                    task.result()  # raises what it ended with
+                    task.result()  # raises the task's exception
         for stream in self._streams:
             stream.tbt_ms.clear()
             stream.n_tokens = 0
@@ -251,7 +244,7 @@ class _Run:
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """A table: what was asked, how much was done, times by percentile."""
+    """Formats a table: the load, the work done, times by percentile."""
     names = "/".join(f"p{n}" for n in PERCENTILES)
     header = ["model", "device", "dtype", "requests/s", "PP", "TG", "PL", "streams", "complete", "preempted"]
     header += ["PP t/s", "TG t/s", f"TTFT {names} ms", f"queue {names} ms", f"TBT {names} ms", "p99/p50"]
@@ -284,7 +277,7 @@ def _in_ms(times: dict[str, float | None]) -> str:
 
 
 def plot(rows: Sequence[Row], path: str) -> None:
-    """Draws tokens a second of all answers over median and p99 of the time between tokens, a point for each rate."""
+    """Draws answer tokens per second over median and p99 time between tokens, a point per rate."""
     curves = {}
     for pp, tg, pl in dict.fromkeys((row.pp, row.tg, row.pl) for row in rows):
         own = sorted((row for row in rows if (row.pp, row.tg, row.pl) == (pp, tg, pl)), key=lambda row: row.rate)

@@ -1,15 +1,14 @@
-"""Measuring prefill, decode and generation as llama-bench does, and writing the results down.
+"""Measures prefill, decode and generation like llama-bench, and formats the results.
 
     pp512          512 random tokens prefilled into an empty context: no tokenisation, no sampling
     tg128          128 single-token decodes from an empty context: no sampling
-    tg128 @ d4096  the same after 4096 tokens of context, whose prefill is not timed
+    tg128 @ d4096  the same after 4096 tokens of context; their prefill is not timed
     gen256         256 tokens of real generation, sampling included, end-of-text ignored
 
-Each test runs once as a warm-up and then `repetitions` times; `avg_ts` and `stddev_ts` are the mean and the
-standard deviation (n - 1) of its tokens a second. For gen they follow from TPOT = (t_N - t_1) / (N - 1), so
-that prefill is left out. A decode step must read the weights, and the keys and values of every position it
-attends to; the share of bandwidth compares these bytes, over the time of a step, with a streaming read
-measured on the same device in the same run.
+Each test runs once as a warm-up and then `repetitions` times. `avg_ts` and `stddev_ts` are mean and standard deviation
+(n - 1) of tokens per second. For gen they come from TPOT = (t_N - t_1) / (N - 1), which excludes prefill. A decode step
+must read the weights, and keys and values for every attended position. The bandwidth share divides these bytes per step
+time by a streaming read measured on the same device in the same run.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ PROMPT_ROOM_TOKENS = 128  # PROMPT in any chat template
 
 @dataclass(frozen=True)
 class Plan:
-    """What to measure: prompt lengths, decode lengths at each depth, and the length of real generation."""
+    """The lengths to measure: prompts, decodes at each depth, and real generation."""
 
     n_prompt: tuple[int, ...] = (512,)
     n_gen: tuple[int, ...] = (128,)
@@ -46,7 +45,7 @@ class Plan:
     repetitions: int = 5
 
     def context_tokens(self) -> int:
-        """The context that the longest test needs."""
+        """Context needed by the longest test, in tokens."""
         generation = PROMPT_ROOM_TOKENS + self.generate_tokens if self.generate_tokens else 0
         decodes = [depth + n for depth in self.depths for n in self.n_gen]
         return max([*self.n_prompt, *decodes, generation])
@@ -54,10 +53,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Row:
-    """One test; names as in llama-bench's JSON where it has the figure. `size`: weight bytes read a token."""
+    """The result of one test, with llama-bench's JSON names where they exist."""
 
     model: str
-    size: int
+    size: int  # weight bytes read per token
     n_params: int
     backend: str
     device: str
@@ -81,14 +80,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Result:
-    """The rows, and the times between tokens of each generation in ms, for the plot."""
+    """All rows, and per generation the times between tokens in ms, for the plot."""
 
     rows: list[Row]
     generations_tbt_ms: list[list[float]]
 
 
 def check_context(plan: Plan, max_context: int, origin: str) -> None:
-    """Raises ContextLengthError when a test of `plan` does not fit into `max_context` tokens."""
+    """Raises ContextLengthError if a test in `plan` does not fit into `max_context` tokens."""
     needed = plan.context_tokens()
     if needed > max_context:
         raise ContextLengthError(
@@ -98,7 +97,7 @@ def check_context(plan: Plan, max_context: int, origin: str) -> None:
 
 
 def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> Result:
-    """Runs every test of `plan`; `note` is told what is being measured."""
+    """Runs every test in `plan`; `note` is told what is being measured."""
     check_context(plan, llm.max_context, f"the context of {llm.model_name}")
     note("measuring the device's read bandwidth")
     bandwidth = measured_bandwidth(llm, note)
@@ -121,7 +120,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
 
 
 def measured_bandwidth(llm: LLM, note: Callable[[str], None]) -> float | None:
-    """Bytes a second of a streaming read; None where the model has left no memory for the probe."""
+    """Returns a streaming read's bytes per second, or None if the model leaves no memory for the probe."""
     from llmcl.runtime import roofline
 
     try:
@@ -202,7 +201,7 @@ def _generation_row(llm: LLM, plan: Plan, bandwidth: float | None) -> tuple[Row,
 
 
 def _traffic(llm: LLM, tokens_per_s: float, depth: int, n: int, bandwidth: float | None) -> dict[str, float | None]:
-    """What an average step of `n` after `depth` tokens reads, and its share of the device's bandwidth."""
+    """Returns the read traffic of an average decode step (n steps after depth tokens), and its share of bandwidth."""
     bytes_per_token = decode_bytes(llm.weight_bytes_per_token, llm.kv_bytes_per_position, depth, n)
     rate = bytes_per_token * tokens_per_s
     return {
@@ -214,7 +213,7 @@ def _traffic(llm: LLM, tokens_per_s: float, depth: int, n: int, bandwidth: float
 
 
 def decode_bytes(weight_bytes: int, kv_bytes_per_position: int, depth: int, n: int) -> float:
-    """What an average step of `n` after `depth` tokens must read: step i of 1..n attends to depth + i positions."""
+    """Returns bytes read by an average decode step: step i in 1..n attends to depth + i positions."""
     return weight_bytes + kv_bytes_per_position * (depth + (n + 1) / 2)
 
 
@@ -222,7 +221,7 @@ def decode_bytes(weight_bytes: int, kv_bytes_per_position: int, depth: int, n: i
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """llama-bench's columns, then ms a token, GB/s and the share of the measured bandwidth; then TBT."""
+    """llama-bench's columns, then ms per token, GB/s and the share of measured bandwidth; then TBT."""
     header = ["model", "size", "params", "backend", "device", "dtype", "test"]
     header += ["t/s", "ms/token", "GB/s", "of bandwidth"]
     table = [
@@ -270,7 +269,7 @@ def _count(n: float) -> str:
 
 
 def check_plot(path: str) -> None:
-    """Raises UsageError when the plot could not be drawn, before anything is measured."""
+    """Raises UsageError if the plot can't be drawn, before any measurement."""
     if Path(path).suffix.lower() not in PLOT_SUFFIXES:
         raise UsageError(
             f"--plot {path}: unknown kind of picture; expected a name ending in {', '.join(PLOT_SUFFIXES)}"
@@ -280,7 +279,7 @@ def check_plot(path: str) -> None:
 
 
 def plot_tbt(result: Result, path: str) -> None:
-    """Draws the time between tokens over the position in the answer, and how often each time occurs."""
+    """Draws the time between tokens over the position in the answer, and a histogram."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

@@ -1,8 +1,8 @@
-"""Measuring what a prompt brings the answers beside it: steps of PL sequences that decode, with a chunk of a prompt.
+"""Measures how a prompt slows down running answers: steps with PL decoding sequences and one prompt chunk.
 
-ms/step     median time of such a step, one after the other, greedy sampling and the ids on the host included
-without     the same of a step without a chunk, in the same run
-times       how often the second goes into the first: what a stream's TBT becomes
+ms/step     median step time with the chunk, with greedy sampling and ids copied to the host
+without     median step time without a chunk, in the same run
+times       ratio of ms/step to without: the slowdown in a stream's TBT
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from llmcl.tools.throughput import GREEDY, PAGE_TOKENS
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
 
-STEPS = 6  # of a turn, of which the first is a warm-up
+STEPS = 6  # per turn; the first is a warm-up
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Every combination of lengths of the chunk and numbers of sequences that decode, after n_prompt tokens each."""
+    """The plan: every combination of chunk length, prompt length and number of decoding sequences."""
 
-    chunks: tuple[int, ...]
-    n_prompt: tuple[int, ...] = (512,)
-    n_parallel: tuple[int, ...] = (32,)
+    chunks: tuple[int, ...]  # chunk lengths in tokens
+    n_prompt: tuple[int, ...] = (512,)  # tokens in a sequence before it decodes
+    n_parallel: tuple[int, ...] = (32,)  # decoding sequences
     repetitions: int = 3
 
     def context_tokens(self) -> int:
-        """Of a sequence."""
+        """Context needed per sequence, in tokens."""
         steps = STEPS * (self.repetitions + 1) * (len(self.chunks) + 1)
         return max(max(self.n_prompt) + steps, STEPS * max(self.chunks)) + 1
 
 
 @dataclass(frozen=True)
 class Row:
-    """Steps of pl rows that decode after pp tokens, with a chunk of so many tokens; times in milliseconds."""
+    """Steps with pl decoding rows after pp tokens, with a chunk of `chunk` tokens; times in milliseconds."""
 
     model: str
     device: str
@@ -62,7 +62,7 @@ class Row:
 
 
 def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Runs every test of `plan`; `note` is told what is being measured."""
+    """Runs every test in `plan`; `note` is told what is being measured."""
     most = max(plan.n_parallel)
     note(f"preparing {most + 1} sequences of {plan.context_tokens()} tokens")
     batch = make_batch(llm.model, most + 1, plan.context_tokens(), PAGE_TOKENS, max_rows=most + max(plan.chunks))
@@ -78,7 +78,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
 
 
 def _measure(batch: Batch, plan: Plan, pp: int, pl: int) -> dict[int, float]:
-    """Median seconds of a step by the length of its chunk, 0 for none."""
+    """Returns median seconds per step, keyed by chunk length (0 without a chunk)."""
     vocab = batch.model.config.vocab_size
     rng = np.random.default_rng(0)
     running = [batch.cache.sequence() for _ in range(pl)]
@@ -105,7 +105,7 @@ def _measure(batch: Batch, plan: Plan, pp: int, pl: int) -> dict[int, float]:
 def _steps(
     batch: Batch, running: Sequence[SequenceState], inputs: list[int], other: SequenceState, prompt: list[int]
 ) -> tuple[list[float], list[int]]:
-    """Seconds of STEPS - 1 steps, the device one ahead of the host where it can be; and the last ids."""
+    """Returns the seconds of STEPS - 1 steps and the last ids. The device runs a step ahead of the host if it can."""
     waiting: Callable[[], list[int]] | None = None
     ends: list[float] = []
     for _ in range(STEPS):

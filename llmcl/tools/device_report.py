@@ -1,7 +1,7 @@
-"""What `llmcl doctor --report` writes: a device, its limits, what passed and how fast it reads, to be sent to others.
+"""Writes the report of `llmcl doctor --report`: a device, its limits, check results and read speed, for sending.
 
-The rates are measured in another process (`python -m llmcl.tools.device_report DEVICE` prints them), since a driver may
-crash or hang there as in any check.
+The rates are measured in another process (`python -m llmcl.tools.device_report DEVICE` prints them), because a driver
+may crash or hang.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ PACKAGES = ("pyopencl", "numpy")
 
 
 def device_report(entry: DeviceEntry, outcomes: Sequence[Outcome], seconds: float) -> str:
-    """Markdown. outcomes: of `doctor.diagnose`, which took so many seconds. Measures the device's rates (seconds)."""
+    """Formats the report as Markdown. outcomes: from `doctor.diagnose`. seconds: duration of the checks. Also measures
+    the device's rates, which takes seconds."""
     memory = f"{_gib(entry.global_mem_bytes)}, largest buffer {_gib(entry.max_alloc_bytes)}"
     kind = "software renderer or simulator" if entry.is_software else entry.kind
     passed, failed = (
@@ -66,7 +67,7 @@ def device_report(entry: DeviceEntry, outcomes: Sequence[Outcome], seconds: floa
 
 
 def measured_rates(entry: DeviceEntry, timeout_s: float = TIMEOUT_S) -> dict[str, str]:
-    """Read bandwidth and arithmetic peak in words, or why there are none."""
+    """Returns read bandwidth and arithmetic peak as text, or the reason for their absence."""
     rates: Mapping[str, float] = {}
     try:
         code, said = child_process.run(
@@ -89,7 +90,7 @@ def measured_rates(entry: DeviceEntry, timeout_s: float = TIMEOUT_S) -> dict[str
 
 
 def without_names(text: str) -> str:
-    """A text without the names of this user and machine, which paths in a driver's messages hold."""
+    """Removes user and machine names from a text; paths in driver messages contain them."""
     try:
         user = getpass.getuser()
     except (ImportError, KeyError, OSError):  # a process without an account

@@ -1,8 +1,8 @@
-"""Which kernel variants give right results on a device: each is run against its NumPy twin, in another process.
+"""Checks which kernel variants are right on a device, by running each against its NumPy twin in another process.
 
-`checks()` is the list. The parent starts `python -m llmcl.tools.doctor DEVICE NUMBERS`, which runs the checks of these
-numbers and prints a line of JSON after each. A driver's compiler may make it die or hang. Then the parent notes which
-check that was and starts another process for the rest.
+`checks()` lists the checks. The parent starts `python -m llmcl.tools.doctor DEVICE NUMBERS`, which runs the numbered
+checks and prints a JSON line after each. A driver's compiler may crash or hang the child. The parent then notes the
+current check and starts another process for the rest.
 """
 
 from __future__ import annotations
@@ -57,24 +57,21 @@ DTYPES = ("float32", "float16", "bfloat16")
 QUANTIZED_DTYPES = ("q8_0", "q4_0", "q4_k")
 ROUNDED_TO_BFLOAT16 = 2.0**-7
 KV_DTYPES = (*DTYPES, "q8_0")
-TIMEOUT_S = 120.0  # of one check, compilation included
-SIZE = 64  # the columns of a product, the dimensions of a head
+TIMEOUT_S = 120.0  # per check, compilation included
+SIZE = 64  # columns in a product, dimensions of a head
 
 PASS, WRONG, REFUSED, CRASHED, UNUSED = "pass", "wrong", "refused", "crashed", "not used"
 
 
 @dataclass(frozen=True)
 class Check:
-    """An implementation with one storage type. run(device) -> largest error over the largest expected magnitude.
-
-    variant: None for a kernel that has one for every device. rows: all implementations, the preferred first.
-    """
+    """An implementation with one storage type, and the function that checks it."""
 
     kernel: str
-    variant: Implementation | None
+    variant: Implementation | None  # None for a kernel with a single variant
     dtype: str
-    run: Callable[[Device], float]
-    rows: Sequence[Implementation] = ()
+    run: Callable[[Device], float]  # returns largest error over largest expected magnitude
+    rows: Sequence[Implementation] = ()  # all implementations, preferred first
 
     @property
     def variant_name(self) -> str:
@@ -82,22 +79,22 @@ class Check:
 
     @property
     def runs_anywhere(self) -> bool:
-        """Whether every compiler takes the kernel; inline PTX is refused by all but one."""
+        """Whether every compiler accepts the kernel; only NVIDIA's accepts inline PTX."""
         return self.variant is None or self.variant.runs_anywhere
 
     @property
     def key(self) -> str:
-        """Its name in a device's cache."""
+        """Returns the check's name in a device's cache."""
         return self.variant.key(self.dtype) if self.variant else f"portable/{self.kernel}.cl {self.dtype}"
 
     def supports_device(self, device: Device) -> bool:
-        """Whether this variant could be chosen on the device at all."""
+        """Whether the device could ever choose this variant."""
         return self.variant is None or (
             self.variant.supports_device(device) and self.variant.supports(self.dtype, SIZE)
         )
 
     def in_use(self, device: Device) -> bool:
-        """Whether it is what runs with this storage type, apart from what is known to be wrong."""
+        """Whether the device uses this variant for the storage type, excluding variants known to be wrong."""
         if self.variant is None:
             return True
         usable = [v for v in self.rows if v.supports_device(device) and v.supports(self.dtype, SIZE)]
@@ -107,11 +104,11 @@ class Check:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a check. error: None unless it ran to its end."""
+    """The result of a check."""
 
     check: Check
     status: str
-    error: float | None
+    error: float | None  # None unless the check completed
     detail: str
     in_use: bool
 
@@ -124,7 +121,7 @@ class Outcome:
 
 
 def checks() -> list[Check]:
-    """Every kernel of the layer stack in every variant and with every storage type."""
+    """Returns a check for every kernel in the layer stack, with every variant and storage type."""
     few_rows, few = table.implementations(LinearFewRows), 64
     kinds: list[tuple[str, Sequence[Implementation], Callable[..., float], Sequence[str]]] = [
         ("linear_decode", table.implementations(LinearDecode), _linear_decode, DTYPES),
@@ -171,7 +168,8 @@ def _worst(trials: Iterable[Trial], **choices: object) -> float:
 
 
 def _if_rounding_explains(rounded: float, allowed: float, error: Callable[[], float]) -> float:
-    """`error()`, with exact operands; infinity if the error with rounded ones is more than allowed."""
+    """Returns `error()`, measured with exact operands, or infinity if the error with rounded operands exceeds
+    `allowed`."""
     return error() if rounded < allowed else float("inf")
 
 
@@ -182,7 +180,7 @@ def _linear_decode(device: Device, *, variant: str, dtype: str) -> float:
 
 
 def _linear_prefill(device: Device, *, dtype: str, **choices: object) -> float:
-    """A CPU may round activations that meet bfloat16 weights."""
+    """Allows rounded activations: a CPU may round them for bfloat16 weights."""
 
     def error(exact: bool) -> float:
         trials = (
@@ -220,7 +218,7 @@ def _persistent_step(device: Device, *, row: PersistentStep) -> float:
 
 
 def _layer_chain(device: Device, *, row: PersistentStep) -> float:
-    """Attention and the merge of its splits, twice: a kernel that a step has once is launched by itself."""
+    """Chains attention and the split merge, twice: a kernel that occurs once in a step is launched separately."""
     problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=600)
     trial = decode_trial(device, problem)
     listed = ListedStep(2 * trial.bind(variant=row.name, n_splits=3), trial.step, len(problem.keys))
@@ -232,7 +230,7 @@ def _layer_chain(device: Device, *, row: PersistentStep) -> float:
 
 
 def _few_rows_chain(device: Device, *, row: PersistentStep) -> float:
-    """A product of few rows that is computed twice, one after the other."""
+    """Chains a few-rows product with itself."""
     n, most = 9, 16
 
     def error(exact: bool) -> float:
@@ -257,7 +255,8 @@ def _attention_prefill(device: Device, *, variant: str, dtype: str) -> float:
 
 
 def _attention_error(problem: AttentionProblem, error: Callable[[AttentionProblem], float], *, rounds: bool) -> float:
-    """The error of a problem; where the kernel rounds queries, that with exact ones if rounding explains the rest."""
+    """Returns a problem's error. If the kernel rounds queries and rounding explains the error, returns the error with
+    exact queries."""
     if not rounds:
         return error(problem)
     exact = replace(problem, shape=replace(problem.shape, exact_queries=True))
@@ -314,7 +313,7 @@ def _rope_append(device: Device, *, variant: str, dtype: str) -> float:
     values[:, position : position + n] = qkv[:, 6:].swapaxes(0, 1)
     tiles, bits = cache_bytes(keys, values, dtype)
     found = device.read(k, tiles.dtype, tiles.shape), device.read(v, bits.dtype, bits.shape)
-    if dtype in QUANTIZED_DTYPES:  # zeros, where nothing was appended, can be stored in several ways
+    if dtype in QUANTIZED_DTYPES:  # unwritten zeros have several encodings
         same = np.array_equal(reference.unpack_keys(found[0]), keys)
         same = same and np.array_equal(reference.unpack_values(found[1]), values)
     else:
@@ -333,7 +332,7 @@ def _rms_norm(device: Device) -> float:
 
 
 def _sample(device: Device) -> float:
-    """0 where greedy choice and a draw among the likeliest 20 give the twin's tokens, else infinity."""
+    """Returns 0 if greedy sampling and sampling from the top 20 give the twin's tokens, else infinity."""
     rng = np.random.default_rng(0)
     vocab = 1031
     logits = rng.standard_normal(vocab).astype(np.float32) * 3
@@ -364,9 +363,9 @@ def diagnose(
     timeout_s: float = TIMEOUT_S,
     note: Callable[[Outcome], None] = lambda outcome: None,
 ) -> list[Outcome]:
-    """Runs every check that concerns the device, and with `everything` also variants that it would never choose.
+    """Runs every check for the device; `everything` adds variants the device would never choose.
 
-    worker: the command that runs the checks, else this module's. Raises OSError if no process can be started.
+    worker: the command that runs the checks; default: this module. Raises OSError if no process can be started.
     """
     device = Device(entry)
     outcomes: dict[int, Outcome] = {}
@@ -395,7 +394,7 @@ def _run_some(
     timeout_s: float,
     settle: Callable[[int, str, float | None, str], None],
 ) -> int:
-    """Runs checks in one process until it ends; how many are settled, at least one."""
+    """Runs checks in one process until it ends. Returns how many are settled, at least one."""
     with (
         tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as errors,
         child_process.empty_folder() as place,
@@ -436,7 +435,7 @@ def _run_some(
 
 
 def _forward(stream: Iterator[str], lines: queue.Queue[str]) -> None:
-    """The lines of results; an empty one at the end. Drivers may print to standard output, too."""
+    """Forwards result lines, then an empty line. Skips other output, because drivers may print to standard output."""
     for line in stream:
         if line.startswith("{"):
             lines.put(line)
@@ -444,7 +443,7 @@ def _forward(stream: Iterator[str], lines: queue.Queue[str]) -> None:
 
 
 def work(index: int, wanted: Sequence[int]) -> None:
-    """The child: runs the checks and prints a line of JSON for each."""
+    """Runs the checks in the child process, and prints a JSON line for each."""
     device = Device.open(index)
     listed = checks()
     for i in wanted:
@@ -460,7 +459,7 @@ def work(index: int, wanted: Sequence[int]) -> None:
 
 
 def excluded(outcomes: Sequence[Outcome]) -> dict[str, str]:
-    """What later runs leave out: everything that did not pass, by name, with the reason."""
+    """Returns the checks that failed, by cache name, with the reason; later runs exclude these kernels."""
     return {o.check.key: f"{o.status}: {o.detail.splitlines()[0] if o.detail else ''}" for o in outcomes if o.failed}
 
 

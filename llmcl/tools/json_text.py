@@ -8,7 +8,7 @@ from typing import Any
 
 
 def dumps(value: Any, indent: int | None = None) -> str:
-    """`value` as standard JSON in ASCII; numbers that JSON does not have (NaN, infinity) become null."""
+    """Writes `value` as standard JSON in ASCII; numbers missing from JSON (NaN, infinity) become null."""
     return json.dumps(_finite(value), allow_nan=False, indent=indent)
 
 

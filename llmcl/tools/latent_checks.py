@@ -1,4 +1,4 @@
-"""The kernels of latent attention against their NumPy twins, for `llmcl doctor`."""
+"""Checks latent attention kernels against their NumPy twins, for `llmcl doctor`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ N_TOKENS, CAPACITY, EPS = 37, 64, 1e-6
 
 
 def latent_attention_error(device: Device, *, variant: str, dtype: str) -> float:
-    """Of several tokens, and of the last alone with its keys in splits."""
+    """Returns the larger error from two runs: several tokens, and the last token alone with its keys in splits."""
     rng = np.random.default_rng(0)
     shape = LatentShape(AttentionShape(HEADS, 1, WIDTH, CAPACITY, dtype, score_scale=QUERY**-0.5), RANK, QUERY)
     rows = np.zeros((1, CAPACITY, WIDTH), np.float32)

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 
 
 def row(cells: Iterable[str]) -> str:
-    """A line of a table."""
+    """Formats a table line."""
     return f"| {' | '.join(cells)} |"
 
 
 def table(align: str, header: Sequence[str], rows: Iterable[Iterable[str]] = ()) -> list[str]:
-    """The lines of a table. align: "l" or "r" for each column."""
+    """Returns the lines of a table. align: "l" or "r" per column."""
     rule = "|".join({"l": "---", "r": "---:"}[side] for side in align)
     return [row(header), f"|{rule}|", *map(row, rows)]

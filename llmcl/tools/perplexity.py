@@ -1,14 +1,14 @@
-"""Perplexity of a text, and how far a model is from a reference, over windows as llama.cpp's llama-perplexity has them.
+"""Computes a text's perplexity and a model's divergence from a reference, with llama-perplexity's windows.
 
-The text's tokens (BOS first where the tokenizer puts it there) are cut into windows of `window` tokens that do not
-overlap; what is left at the end is not used. Each window is read from an empty cache, its first token replaced by
-BOS where the tokenizer begins texts with it. Scored are the tokens at window // 2 + 1 ... window - 1 of each window:
-every one of them has at least window // 2 + 1 tokens before it. With n scored tokens x,
+The text's tokens (BOS first if the tokenizer adds BOS) are cut into disjoint windows of `window` tokens; a remainder at
+the end is not used. Each window is read from an empty cache. If the tokenizer begins texts with BOS, the window's first
+token is replaced by BOS. The tokens at window // 2 + 1 ... window - 1 are scored, so each has at least window // 2 + 1
+tokens before it. With n scored tokens x,
 
-    perplexity = exp(-1/n sum log P(x | the tokens before it in its window)).
+    perplexity = exp(-1/n sum log P(x | earlier tokens in the window)).
 
-The rows of logits stay on the device (ops/log_likelihood.py): 4 bytes a token come back. Those of a reference cross the
-host, since the two models need not be on one device.
+Logits stay on the device (ops/log_likelihood.py): only 4 bytes per token come back. A reference's logits cross the
+host, because the two models may be on different devices.
 """
 
 from __future__ import annotations
@@ -35,41 +35,31 @@ MIN_WINDOW = 4
 
 @dataclass(frozen=True)
 class Divergence:
-    """How far a model is from a reference, at the scored tokens.
+    """How far a model is from a reference, over the scored tokens."""
 
-    mean_kl: the mean of KL(reference || model) in nats. max_kl: the largest. same_top_1: the share, 0 to 1, of tokens
-    before which both models had the same likeliest token. perplexity: the reference's own.
-    """
-
-    mean_kl: float
-    max_kl: float
-    same_top_1: float
-    perplexity: float
+    mean_kl: float  # mean of KL(reference || model) in nats
+    max_kl: float  # largest KL in nats
+    same_top_1: float  # share (0 to 1) of tokens for which both models predict the same likeliest token
+    perplexity: float  # the reference's perplexity
 
 
 @dataclass(frozen=True)
 class Perplexity:
-    """The outcome.
+    """The result of a perplexity run."""
 
-    perplexity: exp of the mean negative log-likelihood of a scored token. standard_error: of `perplexity`, as
-    llama-perplexity prints it behind +/-. window, n_windows: tokens of a window and how many there were. n_scored:
-    tokens scored. tokens_per_s: tokens read (scored or not) a second, the time of a reference included. divergence:
-    None without a reference.
-    """
-
-    perplexity: float
-    standard_error: float
-    window: int
+    perplexity: float  # exp of the mean negative log-likelihood per scored token
+    standard_error: float  # error of `perplexity`, as llama-perplexity prints it after +/-
+    window: int  # tokens per window
     n_windows: int
-    n_scored: int
-    tokens_per_s: float
-    divergence: Divergence | None = None
+    n_scored: int  # tokens scored
+    tokens_per_s: float  # tokens read (scored or not) per second, reference included
+    divergence: Divergence | None = None  # None without a reference
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
 
-# progress(tokens done, tokens in all, perplexity so far)
+# progress(tokens done, total tokens, perplexity so far)
 Progress = Callable[[int, int, float], None]
 
 
@@ -82,13 +72,13 @@ def perplexity(
     reference: LLM | None = None,
     progress: Progress | None = None,
 ) -> Perplexity:
-    """Scores `text` (plain, no chat template) with `llm` and, where given, compares with `reference`.
+    """Scores `text` (plain, no chat template) with `llm`, and compares with `reference` if present.
 
-    window: tokens, MIN_WINDOW or more, no more than either model's max_context. max_windows: only the first so many. A
-    running generation of either model ends.
+    window: tokens, at least MIN_WINDOW and at most either model's max_context. max_windows: number of windows to score,
+    from the start. Ends a running generation of either model.
 
-    Raises UsageError for a text of fewer tokens than a window, for a senseless window, and for a reference whose
-    vocabulary or tokenizer is another, and where another thread generates with one of them.
+    Raises UsageError for a text shorter than a window, an invalid window, a reference with a different vocabulary or
+    tokenizer, and if another thread generates with either model.
     """
     check_window(window, llm)
     ids = _token_ids(llm, text)
@@ -127,7 +117,7 @@ def _score(llm: LLM, windows: list[list[int]], reference: LLM | None, progress: 
 
 
 def check_window(window: int, llm: LLM) -> None:
-    """Raises UsageError for a window that scores nothing or that the model's context cannot hold."""
+    """Raises UsageError for a window that scores nothing or exceeds the model's context."""
     if window < MIN_WINDOW or window > llm.max_context:
         raise UsageError(
             f"the window is {counted(window, 'token')}; expected {MIN_WINDOW} to {llm.max_context}, the context of "
@@ -136,9 +126,9 @@ def check_window(window: int, llm: LLM) -> None:
 
 
 def cut(ids: Sequence[int], window: int, bos: int | None, max_windows: int | None = None) -> list[list[int]]:
-    """The windows of a text: token ids, each `window` long, the first of each replaced by `bos` unless that is None.
+    """Cuts a text into windows of `window` token ids, and replaces each window's first token by `bos` unless None.
 
-    Raises UsageError if there is not even one.
+    Raises UsageError if the text is shorter than a window.
     """
     count = len(ids) // window
     if count == 0:
@@ -154,7 +144,7 @@ def cut(ids: Sequence[int], window: int, bos: int | None, max_windows: int | Non
 
 
 class _Scorer:
-    """One model: the negative log-likelihoods of the windows it has read."""
+    """Scores windows with one model and keeps their negative log-likelihoods."""
 
     def __init__(self, llm: LLM):
         self.llm = llm
@@ -165,7 +155,7 @@ class _Scorer:
         self._launch: Launch | None = None
 
     def score(self, window_ids: Sequence[int]) -> Iterator[tuple[Buffer, int]]:
-        """Scores the second half of a window; yields (logits on the device, rows) as it goes."""
+        """Scores a window's second half; yields (logits on the device, rows) as it goes."""
         model, device = self.llm.model, self.llm.device
         self.llm.clear()
         first = len(window_ids) // 2
@@ -182,7 +172,7 @@ class _Scorer:
 
 
 class _Comparison:
-    """A model and its reference, read window by window side by side."""
+    """Scores a model and its reference window by window, side by side."""
 
     def __init__(self, scorer: _Scorer, reference: _Scorer):
         self._scorer = scorer
@@ -194,7 +184,7 @@ class _Comparison:
         self._launch: Launch | None = None
 
     def score(self, window_ids: Sequence[int]) -> Iterator[tuple[Buffer, int]]:
-        """As `_Scorer.score`, for both."""
+        """Like `_Scorer.score`, for both models."""
         device, vocab = self._scorer.llm.device, self._scorer.llm.config.vocab_size
         both = zip(self._scorer.score(window_ids), self._reference.score(window_ids), strict=True)
         for (logits, n), (reference_logits, n_reference) in both:
@@ -218,7 +208,7 @@ class _Comparison:
 
 
 def _mean_perplexity(losses: list[np.ndarray]) -> tuple[float, float]:
-    """(perplexity, its standard error) of negative log-likelihoods in nats."""
+    """Returns (perplexity, standard error) from negative log-likelihoods in nats."""
     values = np.concatenate(losses)
     if not np.isfinite(values).all():
         raise UsageError(
@@ -236,7 +226,7 @@ def _token_ids(llm: LLM, text: str) -> list[int]:
 
 
 def leading_bos(llm: LLM) -> int | None:
-    """What the tokenizer puts before a text, if anything."""
+    """Returns the BOS token that the tokenizer puts before a text, or None."""
     ids = _token_ids(llm, "a")
     bos = llm.tokenizer.bos_token_id if llm.tokenizer else None
     return bos if bos is not None and len(ids) > 1 and ids[0] == bos else None

@@ -1,4 +1,4 @@
-"""Where the time of a run goes: a model's prefill and decode, kernel by kernel, against the device's ceilings."""
+"""Profiles a model's prefill and decode kernel by kernel, against the device's ceilings."""
 
 from __future__ import annotations
 
@@ -25,60 +25,51 @@ WARM_UP_TOKENS = 4
 
 @dataclass(frozen=True)
 class KernelRow:
-    """All launches of a kernel in a phase. share: of the phase's kernel time; rates 0 where nothing is declared.
-
-    of_ceiling: the larger of the shares of read bandwidth and arithmetic peak; ceiling names that one.
-    """
+    """All launches of a kernel in a phase. Rates are 0 if the kernel declares no cost."""
 
     name: str
     calls: int
     total_ms: float
     mean_us: float
-    share: float
+    share: float  # share of the phase's kernel time
     gb_per_s: float
     gflop_per_s: float
-    of_ceiling: float
-    ceiling: str
+    of_ceiling: float  # larger share: read bandwidth or arithmetic peak
+    ceiling: str  # the ceiling that `of_ceiling` refers to
 
 
 @dataclass(frozen=True)
 class PhaseProfile:
-    """One phase; n_tokens: those of its steps. span_ms: first start to last end.
-
-    idle_ms: between a kernel's end and the next start, of which between_steps_ms lies between two steps, while the host
-    reads a token and enqueues. queued_to_start_us: median.
-    """
+    """The profile of one phase."""
 
     phase: str
-    n_tokens: int
+    n_tokens: int  # tokens processed in the phase
     launches: int
-    span_ms: float
+    span_ms: float  # first start to last end
     kernel_ms: float
-    idle_ms: float
-    between_steps_ms: float
+    idle_ms: float  # from a kernel's end to the next start
+    between_steps_ms: float  # idle time between steps, while the host reads a token and enqueues
     median_gap_us: float
-    queued_to_start_us: float
+    queued_to_start_us: float  # median
     rows: list[KernelRow]
 
 
 @dataclass(frozen=True)
 class Profile:
-    """Bandwidth in bytes a second, arithmetic peak in float32 operations a second, both measured in this run.
-
-    why_separate: see `stack.why_separate`.
-    """
+    """A profile with the device's ceilings, both measured in this run."""
 
     records: list[LaunchRecord]
     phases: list[PhaseProfile]
-    bandwidth: float
-    arithmetic_peak: float
-    why_separate: str | None = None
+    bandwidth: float  # bytes per second
+    arithmetic_peak: float  # float32 operations per second
+    why_separate: str | None = None  # see `stack.why_separate`
 
 
 def profile(llm: LLM, n_prompt: int, n_gen: int) -> Profile:
-    """Prefills n_prompt random tokens and decodes n_gen greedily, as generation does it, after a short warm-up.
+    """Prefills n_prompt random tokens and decodes n_gen greedily, like generation, after a short warm-up.
 
-    llm: loaded on a ProfilingDevice. Raises UsageError when both are 0, and where another thread generates with it.
+    llm: loaded on a ProfilingDevice. Raises UsageError if n_prompt < 1 or n_gen < 0, and if another thread generates
+    with the model.
     """
     device = llm.device
     if not isinstance(device, ProfilingDevice):
@@ -118,7 +109,7 @@ def _profile(llm: LLM, device: ProfilingDevice, n_prompt: int, n_gen: int) -> Pr
 
 
 def summarize(records: Sequence[LaunchRecord], n_tokens: int, bandwidth: float, arithmetic_peak: float) -> PhaseProfile:
-    """The launches of one phase, kernel by kernel, the longest first."""
+    """Sums a phase's launches by kernel, longest first."""
     kernel_ns = sum(r.duration for r in records)
     gaps = [max(0, after.start - before.end) for before, after in pairwise(records)]
     within = [max(0, after.start - before.end) for step in steps(records) for before, after in pairwise(step)]

@@ -1,4 +1,4 @@
-"""The kernels of recurrent layers against their NumPy twins, for `llmcl doctor`."""
+"""Checks recurrent-layer kernels against their NumPy twins, for `llmcl doctor`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Device, Launch
 from llmcl.tools.trials import relative_error
 
-N_TOKENS = 37  # a chunk of the delta rule and a part of the next
+N_TOKENS = 37  # one chunk of the delta rule plus a partial chunk
 SHAPE = DeltaShape(n_k=2, n_v=4, d_k=32, d_v=32, length=4)
 EPS = 1e-6
 
 
 def short_conv_error(device: Device) -> float:
-    """Of several tokens, and of the one after them."""
+    """Returns the larger error from two steps: several tokens, then one token."""
     channels, length = 48, 3
     rng = np.random.default_rng(0)
     rows = rng.standard_normal((N_TOKENS + 1, 3, channels)).astype(np.float32)
@@ -38,7 +38,7 @@ def short_conv_error(device: Device) -> float:
 
 
 def delta_net_error(device: Device) -> float:
-    """Of several tokens, and of the one after them."""
+    """Returns the larger error from two steps: several tokens, then one token."""
     of, rng, n_all = SHAPE, np.random.default_rng(0), N_TOKENS + 1
     rows = rng.standard_normal((n_all, of.row)).astype(np.float32)
     weights = rng.standard_normal((of.length, of.channels)).astype(np.float32)
@@ -65,7 +65,7 @@ def delta_net_error(device: Device) -> float:
 
 
 def _steps(device: Device) -> Iterable[tuple[StepState, slice]]:
-    """A step of N_TOKENS from position 0 on, and one of the next token; their rows."""
+    """Yields a step with N_TOKENS from position 0, then a step with the next token, each with its rows."""
     for part in (slice(0, N_TOKENS), slice(N_TOKENS, N_TOKENS + 1)):
         step = StepState(device, part.stop - part.start)
         device.write(step.state, np.array([part.start, part.stop - part.start], np.int32))

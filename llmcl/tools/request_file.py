@@ -1,4 +1,4 @@
-"""Requests from a file of JSON lines, and their results into another, which may have some of them already."""
+"""Reads requests from a JSON Lines file and writes their results to another file, which may already hold some."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ Key = tuple[str, str | int]
 
 @dataclass(frozen=True)
 class FileRequest:
-    """A line of the file of requests. index: its number among them, from 0. where: the file and line, for messages."""
+    """A line in the request file."""
 
-    index: int
-    where: str
+    index: int  # the request's number, from 0
+    where: str  # file and line, for messages
     given: Mapping[str, Any]
 
     @property
@@ -37,9 +37,9 @@ class FileRequest:
         return ("id", self.given["id"]) if "id" in self.given else ("index", self.index)
 
     def question(self, engine: Engine, defaults: Mapping[str, Any]) -> Question:
-        """The request as an engine takes it. defaults: options of `Engine.submit` where the line has none.
+        """Converts the request for an engine. defaults: options of `Engine.submit`, used if the line lacks them.
 
-        A default seed is that of request 0, the next has one more, so that the same prompt is answered in other ways.
+        A default seed applies to request 0 and grows by one per request, so repeated prompts get different answers.
         """
         given = {name: value for name, value in self.given.items() if name != "id"}
         prompt = given.pop("messages", None) or given.pop("prompt")
@@ -56,18 +56,18 @@ class FileRequest:
 
 @dataclass
 class Totals:
-    """What was done. n_before: results that the file had already."""
+    """Counts of requests, results and tokens."""
 
     n_requests: int
-    n_before: int
+    n_before: int  # results already in the file
     n_done: int = 0
     n_tokens: int = 0
 
 
 def parse_requests(text: str, origin: str) -> list[FileRequest]:
-    """The requests of a text, one a line; empty lines are left out.
+    """Parses one request per line; skips empty lines.
 
-    Raises UsageError that names line and field for the first bad one.
+    Raises UsageError naming line and field for the first bad request.
     """
     requests: list[FileRequest] = []
     seen: dict[Key, str] = {}
@@ -99,7 +99,7 @@ def _object(line: str, where: str) -> dict[str, Any]:
 
 
 def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
-    """The fields that are given: null is as left out. Values of AnswerOptions are checked there."""
+    """Returns the fields with a value: null counts as missing. AnswerOptions checks its own values."""
 
     def check(name: str, holds: bool, expected: str) -> None:
         if name in given and not holds:
@@ -146,10 +146,10 @@ def answer_requests(
     defaults: Mapping[str, Any],
     progress: Progress | None = None,
 ) -> Totals:
-    """Appends the result of each request that `output` has none of, a line each, as they end.
+    """Appends a result line for each request without a result in `output`, in order of completion.
 
-    A line is written at once and whole. An interrupt leaves a file with which the next call goes on. All requests are
-    checked before the first of them begins. progress: called with the number of results that there are.
+    Each line is written whole, in a single write. After an interrupt, the next call continues with the same file. All
+    requests are checked before the first starts. progress: called with the number of results.
     """
     with open_results(output, requests) as (done, write):
         left = [request for request in requests if request.key not in done]
@@ -192,7 +192,7 @@ def _result(request: FileRequest, question: Question, text: str, last: Piece) ->
 
 
 def check_is_plain(output: Path) -> None:
-    """Raises UsageError for what is there and no plain file: a pipe would block, and /dev/zero never end."""
+    """Raises UsageError unless the path is free or a plain file: a pipe would block, and /dev/zero never end."""
     if output.exists() and not output.is_file():
         raise UsageError(
             f"--output {one_line(output)} is no plain file; give one, from which the next run can see what is done"
@@ -203,10 +203,10 @@ def check_is_plain(output: Path) -> None:
 def open_results(
     output: Path, requests: Sequence[FileRequest]
 ) -> Iterator[tuple[set[Key], Callable[[Mapping[str, Any]], None]]]:
-    """The keys of the results that the file has, and a function that appends one.
+    """Yields the keys of the results in the file, and a function that appends a result.
 
-    The beginning of a result, which an interrupt left as the last line, is cut off. Raises UsageError for a file that
-    cannot be written, or is not one of results of these requests.
+    Truncates a partial last line left by an interrupt. Raises UsageError for a file that cannot be written or holds
+    anything except results for these requests.
     """
     origin = f"--output {one_line(output)}"
     try:
@@ -240,7 +240,7 @@ def open_results(
 
 
 def _lock(file: FileIO, origin: str) -> None:
-    """Keeps the file from other runs until it is closed: each would answer what the other one answers."""
+    """Locks the file against other runs until it is closed: both would answer the same requests."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -270,7 +270,7 @@ def _keys_of_results(data: bytes, origin: str, known: set[Key]) -> set[Key]:
 
 
 def _is_begun(rest: bytes, key: Key) -> bool:
-    """Whether a line without an end can be the beginning of the result of the request with this key."""
+    """Whether an unfinished line can be the start of the result with this key."""
     start = json_text.dumps(dict([key])).removesuffix("}").encode() + b", "
     return rest.startswith(start) or start.startswith(rest)
 

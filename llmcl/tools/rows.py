@@ -1,4 +1,4 @@
-"""Measured rows in the formats that every benchmark writes: a Markdown table, csv, json, jsonl."""
+"""Formats measured rows for every benchmark: a Markdown table, csv, json, jsonl."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ Row = TypeVar("Row")
 
 
 def format_rows(rows: Sequence[Row], format: str, markdown: Callable[[Sequence[Row]], str]) -> str:
-    """rows: of one dataclass. format: one of FORMATS; markdown: makes the table of md.
+    """Formats rows of one dataclass. format: a name in FORMATS; markdown: makes the table for md.
 
-    In csv a field of times by name, such as tbt_ms with p50 and p99, is a column for each (tbt_p50_ms, tbt_p99_ms), and
-    the number of stalls among them is called stalls. Lists of samples are left out there.
+    In csv, a field with times by name, such as tbt_ms with p50 and p99, becomes a column per name (tbt_p50_ms,
+    tbt_p99_ms), and its stall count the column stalls. csv omits lists of samples.
     """
     if format == "md":
         return markdown(rows)
@@ -35,7 +35,8 @@ def format_rows(rows: Sequence[Row], format: str, markdown: Callable[[Sequence[R
 
 
 def write_rows(rows: Sequence[Row], format: str, output: Path | None, markdown: Callable[[Sequence[Row]], str]) -> None:
-    """Prints the rows in a format, or writes them to a file and shows people the table."""
+    """Prints the rows in a format. With an output file, writes the file and prints a Markdown table to
+    standard error."""
     text = format_rows(rows, format, markdown)
     if output is None:
         print(text, end="", flush=True)
@@ -46,7 +47,7 @@ def write_rows(rows: Sequence[Row], format: str, output: Path | None, markdown: 
 
 def _csv(objects: Sequence[dict[str, Any]]) -> str:
     flat = [_flat(item) for item in objects]
-    # A row without times has None for all of them.
+    # A row without times has None in place of the whole field.
     whole = {name for item in objects for name, value in item.items() if isinstance(value, dict)}
     columns = [name for name in dict.fromkeys(name for item in flat for name in item) if name not in whole]
     text = io.StringIO()
@@ -68,7 +69,7 @@ def _flat(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def markdown_table(header: list[str], rows: list[list[str]], left: int) -> str:
-    """A table with padded columns, the first `left` of them aligned to the left."""
+    """Formats a table with padded columns; the first `left` columns are left-aligned."""
     widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
 
     def line(cells: list[str]) -> str:

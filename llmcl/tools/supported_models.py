@@ -1,4 +1,4 @@
-"""What `llmcl models` lists: families, what they are made of, formats and limits; all from their declarations."""
+"""Collects the content of `llmcl models` from the declarations: families, features, formats and limits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from llmcl.models.families.blocks import (
 from llmcl.models.families.family import Family, LayerSettings
 from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 
-# Words for the fields of blocks that are set, in the order in which they are listed.
+# Descriptions of block fields, in listing order.
 _ATTENTION = {
     "bias": "biases of q, k, v",
     "output_bias": "a bias of attention's output",
@@ -45,7 +45,7 @@ _WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a wi
 
 
 def supported_models() -> dict[str, Any]:
-    """Everything as one object that JSON can hold."""
+    """Returns the whole list as a JSON-compatible object."""
     return {
         "families": [_described(name, family) for name, family in FAMILIES.items()],
         "text_parts": {name: part.family for name, part in TEXT_PARTS.items()},
@@ -72,7 +72,7 @@ def supported_models() -> dict[str, Any]:
 
 
 def _described(name: str, family: Family) -> dict[str, Any]:
-    """about: the first line of its module."""
+    """Describes a family. about: the first line of the module's docstring."""
     about = (import_module(f"{families.__name__}.{name}").__doc__ or "").partition("\n")[0]
     return {
         "model_type": name,
@@ -92,7 +92,7 @@ def _example(shape: str) -> dict[str, Any]:
 
 
 def _features(family: Family) -> list[str]:
-    """What it has beyond Llama, where a checkpoint asks for it."""
+    """Lists a family's features beyond Llama, including optional features."""
     experts = None
     if family.experts is not None:
         has_shared = family.experts.shared_size or family.experts.shared_count

@@ -1,12 +1,12 @@
-"""Measuring several sequences at once, as llama-batched-bench does: PL sequences, PP prompt and TG answer tokens each.
+"""Measures several sequences at once, like llama-batched-bench: PL sequences, PP prompt and TG answer tokens each.
 
-    t_pp, s_pp    seconds to read the PL prompts, which have nothing in common; their tokens a second
-    t_tg, s_tg    seconds of TG decode steps with a row of each sequence, sampling (greedy) and the ids on the host
-                  included; tokens a second of all sequences together
+    t_pp, s_pp    seconds to read the PL prompts, without a shared prefix; prompt tokens per second
+    t_tg, s_tg    seconds for TG decode steps with a row per sequence, greedy sampling and ids on the host included;
+                  tokens per second over all sequences
     t, s          both together
 
-A decode step must read the weights once, and the keys and values of every sequence; the share of bandwidth compares
-these bytes, over the time of a step, with a streaming read measured on the same device in the same run.
+A decode step must read the weights once, and every sequence's keys and values. The bandwidth share divides these bytes
+per step time by a streaming read measured on the same device in the same run.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ GREEDY = SamplingParams(seed=0)
 
 @dataclass(frozen=True)
 class Plan:
-    """Every combination of prompt lengths, answer lengths and numbers of sequences; each takes the median run."""
+    """The plan: every combination of prompt length, answer length and number of sequences; each reports the
+    median run."""
 
     n_prompt: tuple[int, ...] = (512,)
     n_gen: tuple[int, ...] = (64,)
@@ -43,7 +44,7 @@ class Plan:
     repetitions: int = 3
 
     def context_tokens(self) -> int:
-        """Of a sequence."""
+        """Context needed per sequence, in tokens."""
         return max(self.n_prompt) + max(self.n_gen) + 1
 
 
@@ -70,7 +71,7 @@ class Row:
 
 
 def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> list[Row]:
-    """Runs every test of `plan` with a batch of its own; `note` is told what is being measured."""
+    """Runs every test in `plan` with a separate batch; `note` is told what is being measured."""
     note("measuring the device's read bandwidth")
     bandwidth = measured_bandwidth(llm, note)
     most = max(plan.n_parallel)
@@ -109,7 +110,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
 
 
 def run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, float]:
-    """Seconds of the prompts, and of the decode steps."""
+    """Returns seconds for the prompts, and for the decode steps."""
     prompts = np.random.default_rng(0).integers(0, llm.config.vocab_size, (pl, pp)).tolist()
     sequences = []
 
@@ -132,7 +133,7 @@ def run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, 
 
 
 def _decode(batch: Batch, sequences: list[SequenceState], inputs: list[int], n_steps: int) -> None:
-    """n_steps decode steps, the device one ahead of the host where it can be."""
+    """Runs n_steps decode steps; the device runs a step ahead of the host if it can."""
     waiting: Callable[[], list[int]] | None = None
     for _ in range(n_steps):
         ahead = batch.decode(sequences)
@@ -148,7 +149,7 @@ def _decode(batch: Batch, sequences: list[SequenceState], inputs: list[int], n_s
 
 
 def markdown(rows: Sequence[Row]) -> str:
-    """llama-batched-bench's columns, then ms a step and the share of the measured bandwidth."""
+    """llama-batched-bench's columns, then ms per step and the share of measured bandwidth."""
     header = ["model", "device", "dtype", "PP", "TG", "PL", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"]
     header += ["T s", "S t/s", "ms/step", "of bandwidth"]
     table = [
@@ -171,7 +172,7 @@ def _times(row: Row) -> tuple[float, ...]:
 
 
 def plot(rows: Sequence[Row], path: str) -> None:
-    """Draws tokens a second of all sequences over the time of a step, which is what each stream waits for a token."""
+    """Draws tokens per second over all sequences against step time, which is each stream's time between tokens."""
     curves = {}
     for pp, tg in dict.fromkeys((row.pp, row.tg) for row in rows):
         own = sorted((row for row in rows if (row.pp, row.tg) == (pp, tg)), key=lambda row: row.pl)
@@ -181,7 +182,7 @@ def plot(rows: Sequence[Row], path: str) -> None:
 
 
 def draw_curves(curves: Mapping[str, Sequence[tuple[float, float, str]]], title: str, path: str) -> None:
-    """Throughput over the time between tokens. curves: by name, points of (ms, tokens/s, what stands beside it)."""
+    """Draws throughput over the time between tokens. curves: by name, points (ms, tokens/s, label)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

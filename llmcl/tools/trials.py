@@ -1,7 +1,7 @@
-"""How a kernel is run against its NumPy twin outside the test-suite: for `llmcl tune` and `llmcl doctor`.
+"""Runs a kernel against its NumPy twin outside the test suite: for `llmcl tune` and `llmcl doctor`.
 
-A `Trial` is one problem on a device: its inputs, what the twin makes of them, and the launches that a choice of variant
-and constants binds. Errors are the largest difference over the largest expected magnitude.
+A `Trial` is a problem on a device: inputs, the twin's output, and a function that binds launches for a choice of
+variant and constants. An error is the largest difference over the largest expected magnitude.
 """
 
 from __future__ import annotations
@@ -24,34 +24,30 @@ from llmcl.ops.attention import attention_decode, attention_prefill
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Buffer, Device, Launch
 
-EPS = 1e-5  # of normalisation
-ROUNDED_ACTIVATIONS = 2e-2  # the error of activations of 8 bits
-NAN = np.uint32(0x7FC07FC0)  # as float32 and, each half, as float16 and bfloat16
+EPS = 1e-5  # epsilon in normalisation
+ROUNDED_ACTIVATIONS = 2e-2  # allowed error for 8-bit activations
+NAN = np.uint32(0x7FC07FC0)  # NaN as float32 and, in each half, as float16 and bfloat16
 
 
 @dataclass(frozen=True)
 class Trial:
-    """bind(**choices) -> launches that write `out`, float32, which is then to hold `expected`.
-
-    step: its tokens. buffers: what else is released at the end. copies: how often the launches do the work. before:
-    what `out` must hold before, for launches that add to it.
-    """
+    """A kernel's problem on a device, with the expected output."""
 
     device: Device
-    bind: Callable[..., list[Launch]]
-    step: StepState
-    out: Buffer
+    bind: Callable[..., list[Launch]]  # bind(**choices) -> launches that write `out`
+    step: StepState  # the step's state and tokens
+    out: Buffer  # float32, to be compared with `expected`
     expected: np.ndarray
-    buffers: Sequence[Buffer] = ()
-    copies: int = 1
-    before: np.ndarray | None = None
+    buffers: Sequence[Buffer] = ()  # further buffers to release
+    copies: int = 1  # how often the launches repeat the work
+    before: np.ndarray | None = None  # content of `out` before the launches, if they add to it
 
     def run(self, launches: Sequence[Launch]) -> None:
         for launch in launches:
             launch.enqueue(self.step.max_tokens)
 
     def error(self, launches: Sequence[Launch]) -> float:
-        """Runs them once on an output full of NaN, or of `before`; infinity where the result is not finite."""
+        """Runs the launches once on an output filled with NaN or `before`. Returns infinity for a nonfinite result."""
         if self.before is None:
             self.device.fill(self.out, NAN)
         else:
@@ -65,7 +61,7 @@ class Trial:
 
 
 def tolerance(implementation: Implementation | None, dtype: str) -> float:
-    """The error that a kernel may make: that of float32 sums, or of matrix units whose operands have 16 bits."""
+    """Returns the allowed error for a kernel: float32 sums, or matrix units with 16-bit operands."""
     if implementation is None or not implementation.rounds_to_16_bits or dtype == "float32":
         return 2e-5
     return 2.0**-7 if dtype == "bfloat16" else 2.0**-10
@@ -78,7 +74,7 @@ def relative_error(actual: np.ndarray, expected: np.ndarray) -> float:
 
 
 def stored(values: np.ndarray, dtype: str) -> np.ndarray:
-    """float values -> their bits as float32, float16 or bfloat16 are stored: float32 or uint16."""
+    """Converts floats to their stored bits as float32, float16 or bfloat16: float32 or uint16."""
     rounded = reference.round_to(values, dtype)
     if dtype == "float16":
         return rounded.astype(np.float16).view(np.uint16)
@@ -86,7 +82,7 @@ def stored(values: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def cache_bytes(keys: np.ndarray, values: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
-    """float [heads, capacity, head_dim] each -> what a KV cache of dtype holds (kernels/common/kv_cache.cl)."""
+    """Converts float [heads, capacity, head_dim] keys and values to a KV cache's bytes (kernels/common/kv_cache.cl)."""
     if dtype in QUANTIZED:
         return reference.pack_keys(keys), reference.pack_values(values)
     heads, _, head_dim = keys.shape
@@ -102,7 +98,8 @@ def state_at(device: Device, position: int, n_tokens: int) -> StepState:
 
 @dataclass(frozen=True)
 class AttentionProblem:
-    """Random queries, keys and values, the latter as the cache stores them; keys past the last are NaN."""
+    """Random queries, keys and values. Keys and values are rounded to the cache's dtype; cache entries past the last
+    key are NaN."""
 
     shape: AttentionShape
     qkv: np.ndarray  # [n, n_q_heads + 2 n_kv_heads, head_dim]
@@ -122,7 +119,7 @@ class AttentionProblem:
         return cls(shape, qkv, keys, values)
 
     def upload(self, device: Device, n_cached: int) -> tuple[Buffer, Buffer]:
-        """The caches, which hold the first n_cached keys and values."""
+        """Uploads caches with the first n_cached keys and values."""
         shape = self.shape
         caches = np.full((2, shape.n_kv_heads, shape.capacity, shape.head_dim), np.nan, np.float32)
         caches[:, :, :n_cached] = np.stack([self.keys, self.values])[:, :n_cached].swapaxes(1, 2)
@@ -131,7 +128,7 @@ class AttentionProblem:
 
 
 def prefill_trial(device: Device, problem: AttentionProblem) -> Trial:
-    """n tokens after those in the cache. bind takes attention_prefill's variant and request."""
+    """Prefills n tokens after a cached context. bind takes attention_prefill's variant and request."""
     shape, n = problem.shape, problem.qkv.shape[0]
     position = problem.keys.shape[0] - n
     k, v = problem.upload(device, position + n)
@@ -147,10 +144,10 @@ def prefill_trial(device: Device, problem: AttentionProblem) -> Trial:
 
 
 def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> Trial:
-    """One token, which the kernel rotates by a right angle (exact in every dtype) and appends.
+    """Decodes one token, which the kernel rotates by a right angle (exact in every dtype) and appends.
 
-    copies: how many KV caches it attends to, one after the other, so that none is found in the processor's cache. bind
-    takes attention_decode's n_splits, variant and block_n.
+    copies: number of KV caches to attend to in turn, so that none is in the processor's cache. bind takes
+    attention_decode's n_splits, variant and block_n.
     """
     shape = problem.shape
     q_heads, kv_heads, half = shape.n_q_heads, shape.n_kv_heads, shape.head_dim // 2
@@ -193,10 +190,10 @@ def linear_trial(
     norm: bool = False,
     exact: bool = False,
 ) -> Trial:
-    """A product with a weight [rows, k] for n tokens; with "swiglu" the halves of the rows are gate and up.
+    """Multiplies n tokens by a weight [rows, k]; with "swiglu" the row halves are gate and up.
 
-    n = 1 is linear_decode, which takes norm; else linear_prefill. bind takes their variant. exact: activations stay in
-    float32 even where the device would round them.
+    n = 1 runs linear_decode, which takes norm; else linear_prefill. bind takes the variant. exact: activations stay
+    float32 even if the device would round them.
     """
     rng = np.random.default_rng(rows + k + n)
     values = reference.round_to(rng.standard_normal((rows, k)) / np.sqrt(k), dtype)
@@ -222,9 +219,9 @@ def linear_trial(
 
 
 def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, exact: bool) -> Trial:
-    """A product with a weight that stays quantised, loaded as from a file; bind as in linear_trial.
+    """Multiplies by a weight that stays quantised, loaded as from a file; bind as in linear_trial.
 
-    exact: activations stay in float32 even where the device would round them to 8 bits.
+    exact: activations stay float32 even if the device would round them to 8 bits.
     """
     rng = np.random.default_rng(rows + k + n)
     values = (rng.standard_normal((rows, k)) / np.sqrt(k)).astype(np.float32)
@@ -248,7 +245,7 @@ def _product_trial(
     buffers: Sequence[Buffer] = (),
     **fixed: Any,
 ) -> Trial:
-    """The product of x, float32 [n, k], with a weight. bind takes what `fixed` does not give to the op."""
+    """Multiplies x, float32 [n, k], by a weight. bind takes the op's arguments that are not in `fixed`."""
     inputs, step = device.upload(x, "trial input"), state_at(device, 5, len(x))
     out = device.alloc(4 * expected.size, "trial output")
     product = linear_decode if len(x) == 1 else linear_prefill
@@ -262,7 +259,7 @@ def _product_trial(
 
 @dataclass(frozen=True)
 class StoredRows:
-    """Rows as a checkpoint stores them: uint8 [n, row_bytes]."""
+    """Rows in a checkpoint's storage format: uint8 [n, row_bytes]."""
 
     format: str
     data: np.ndarray
@@ -279,7 +276,7 @@ class StoredRows:
         return reference.dequantize(self.format, self.data)
 
 
-# Where a block's float16 values lie.
+# Byte offsets of a block's float16 values.
 HALVES = {
     "F16": [0],
     "Q8_0": [0],
@@ -295,14 +292,14 @@ HALVES = {
 
 
 def random_blocks(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
-    """Rows in a format of HALVES, every bit random, but for the floats, which are finite and of the size that weights
-    have. Any format has such rows, while `quantize_rows` writes few.
+    """Returns rows in a format from HALVES with random bits, except for floats: they are finite and weight-sized. Every
+    format has random rows, while `quantize_rows` supports few formats.
     """
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (n * k // FORMATS[format].block, FORMATS[format].nbytes), np.uint8)
     for at in HALVES[format]:
         scales = (0.1 * rng.standard_normal((len(blocks),))).astype(np.float16)
-        scales[0] = np.float16(2e-7)  # a subnormal one
+        scales[0] = np.float16(2e-7)  # a subnormal scale
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     if format == "MXFP4":
         blocks[:, 0] = rng.integers(119, 126, len(blocks))
@@ -310,7 +307,7 @@ def random_blocks(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
 
 
 def _causal_attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, position: int) -> np.ndarray:
-    """reference.attention, a head at a time instead of a row at a time: the same in float64, quick at 512 tokens."""
+    """reference.attention by head instead of by row: equal in float64, and quick at 512 tokens."""
     n, n_heads, head_dim = q.shape
     group = n_heads // k.shape[1]
     visible = np.arange(k.shape[0])[None] <= position + np.arange(n)[:, None]

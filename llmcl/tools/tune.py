@@ -1,4 +1,4 @@
-"""The tuner: tile constants of attention, each verified against the twin and then timed; the winner is stored.
+"""Tunes attention's tile constants: verifies each choice against the twin, times it, and stores the winner.
 
 Prefill: the eight combinations A to H of BLOCK_M, BLOCK_N and DV_TILE, then one constant at a time from the best.
 Decode: the number of splits and BLOCK_N, one at a time from the default.
@@ -26,53 +26,47 @@ COMBINATIONS: dict[str, tuple[int, int, int]] = {  # BLOCK_M, BLOCK_N, DV_TILE
     "D": (32, 64, 64),
     "E": (64, 32, 32),
     "F": (64, 64, 64),
-    "G": (32, 32, 128),  # the output is not cut: what the others are compared with
+    "G": (32, 32, 128),  # the output is not cut; the baseline for comparison
     "H": (32, 16, 16),
 }
 BASELINE = "G"
-DEFAULT = "default"  # the label of what is used without tuning
-COLD_BYTES = 128 << 20  # weights have passed since a layer's keys and values were used, so those come from memory
+DEFAULT = "default"  # the label for constants without tuning
+COLD_BYTES = 128 << 20  # weights evict a layer's keys and values between uses, so timings must read them from memory
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """One choice of constants.
-
-    ms: the fastest of several runs; None if it was not timed, and `refused` says why. error: the largest difference
-    from the twin over the largest magnitude; None if it did not run.
-    """
+    """The measurement of one choice of constants."""
 
     kernel: str
     label: str
     constants: Mapping[str, int]
-    ms: float | None = None
-    refused: str | None = None
+    ms: float | None = None  # fastest of several runs; None if not timed
+    refused: str | None = None  # reason for not timing
     memory: KernelMemory | None = None
-    error: float | None = None
+    error: float | None = None  # largest difference from the twin over the largest magnitude; None if not run
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """All measurements of one kernel; winner is None where no choice was correct. key: its name in the device's
-    cache. title: what was measured, where the kernel's name does not say it.
-    """
+    """All measurements of one kernel."""
 
     kernel: str
     variant: str
-    key: str
+    key: str  # the kernel's name in the device's cache
     rows: list[Measurement]
-    winner: Measurement | None
-    title: str = ""
+    winner: Measurement | None  # None if no choice was correct
+    title: str = ""  # the measured problem, if the kernel's name doesn't tell
 
     @property
     def baseline_ms(self) -> float | None:
-        """The time of combination G in prefill, and of the default in decode."""
+        """Returns the time of combination G in prefill, or of the default in decode."""
         label = BASELINE if self.kernel == "attention_prefill" else DEFAULT
         return next((row.ms for row in self.rows if row.label == label), None)
 
 
 def combination(name: str) -> dict[str, int]:
-    """Constants of a combination A to H. Raises UsageError for another name."""
+    """Returns the constants of a combination A to H. Raises UsageError for an unknown name."""
     if name not in COMBINATIONS:
         raise UsageError(f"combination {name!r} is not known; expected one of {', '.join(COMBINATIONS)}")
     block_m, block_n, dv_tile = COMBINATIONS[name]
@@ -92,7 +86,7 @@ def tune_prefill(
     search: bool = True,
     note: Note = lambda row: None,
 ) -> Tuning:
-    """Times prefill of n_tokens after 37 others with each choice of tiles."""
+    """Times prefill of n_tokens after 37 cached tokens with each choice of tiles."""
     chosen = prefill_implementation(device, shape, variant)
     met = chosen.operand_dtype(device, shape)
     rounds = met != shape.kv_dtype or met in QUANTIZED
@@ -104,7 +98,7 @@ def tune_prefill(
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
         constants = {**constants, "DV_TILE": min(constants["DV_TILE"], shape.head_dim)}
         request = TileRequest.of(constants)
-        # Where no variant is asked for, tiles that the device's own variant lacks are timed in the portable one.
+        # Without a requested variant, tiles missing in the device's own variant are timed in the portable variant.
         row = measure_choice(
             trial, "attention_prefill", label, constants, {"variant": variant, "request": request}, allowed
         )
@@ -128,7 +122,7 @@ def tune_prefill(
 def tune_decode(
     device: Device, shape: AttentionShape, n_keys: int, *, variant: str | None = None, note: Note = lambda row: None
 ) -> Tuning:
-    """Times one token's attention to n_keys keys with other splits and blocks."""
+    """Times one token's attention to n_keys keys with various splits and blocks."""
     chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
     allowed = ROUNDED_ACTIVATIONS if shape.kv_dtype in QUANTIZED else tolerance(chosen, shape.kv_dtype)
     problem = AttentionProblem.random(
@@ -167,7 +161,7 @@ def search_each(
     values: Mapping[str, Sequence[int]],
     measure: Callable[[str, Mapping[str, int]], Measurement],
 ) -> None:
-    """Each constant in turn takes each of its values, the others as in the best so far. Nothing is timed twice."""
+    """Varies one constant at a time from the best choice so far. Times no choice twice."""
     tried = [dict(row.constants) for row in rows]
     for name, choices in values.items():
         best = best_of(rows)
@@ -181,7 +175,7 @@ def search_each(
 
 
 def repeat_fastest(rows: list[Measurement], measure: Callable[[str, Mapping[str, int]], Measurement]) -> None:
-    """Times the three fastest and the default again, so that a quiet moment of the machine chooses no winner."""
+    """Times the three fastest and the default again, so that a quiet moment on the machine decides no winner."""
     timed = sorted((row for row in rows if row.ms is not None), key=lambda row: row.ms or 0.0)
     for row in dict.fromkeys((*map(rows.index, timed[:3]), *(i for i, row in enumerate(rows) if row.label == DEFAULT))):
         first = rows[row]
@@ -215,7 +209,7 @@ def measure_choice(
 
 
 def _seconds(trial: Trial, launches: Sequence[Launch]) -> float:
-    """The fastest of 5 runs of about 20 ms: what else the machine does only ever adds time."""
+    """Returns the fastest of 5 runs of about 20 ms: other load on the machine only ever adds time."""
 
     def run(times: int) -> float:
         trial.device.finish()

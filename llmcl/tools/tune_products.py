@@ -1,8 +1,8 @@
-"""The tuner of products: how many work-items share a tile in decode, and what each computes in prefill.
+"""Tunes products: work-items per tile in decode, and sums per work-item in prefill.
 
-A product of each size that a model has is compared with the twin and then timed: with the default, and with the other
-values of each constant in turn, on weights that no cache holds. The fastest constants are stored for that size of
-product, and what binds a product looks there (`ProductImplementation.chosen`).
+Each product size in a model is compared with the twin and then timed, first with the default, then varying one constant
+at a time, on weights that no cache holds. The fastest constants are stored per product size, where binding a product
+looks them up (`ProductImplementation.chosen`).
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.tools.trials import ROUNDED_ACTIVATIONS, StoredRows, Trial, random_blocks, state_at, tolerance
 from llmcl.tools.tune import DEFAULT, Measurement, Note, Tuning, best_of, measure_choice, repeat_fastest, search_each
 
-COLD_BYTES = 256 << 20  # weights that are cycled through, so that none is found in a cache
-BASE_TILES = 32  # that are compared with the twin; the rest are copies of them
+COLD_BYTES = 256 << 20  # weights cycled through, so that no cache holds them
+BASE_TILES = 32  # compared with the twin; all further tiles are copies
 
 
 @dataclass(frozen=True)
 class ProductSize:
-    """A weight [rows, k] as a model has it. has_gate: its tiles alternate gate and up."""
+    """A model's weight size [rows, k]. has_gate: gate and up tiles alternate."""
 
     rows: int
     k: int
@@ -46,7 +46,7 @@ class ProductSize:
 
 
 def product_sizes(config: ModelConfig) -> list[ProductSize]:
-    """The sizes of a model's products, each once, without experts; of the matrices at the top the output head alone."""
+    """Returns a model's distinct product sizes, without experts. Among the top matrices only the output head counts."""
     *_, head = config.top_matrices().values()
     plans = [plan for blocks in config.layers for block in blocks for plan in block.matrices(config).values()]
     found = [ProductSize(plan.rows, plan.k, plan.alternate) for plan in [*plans, head] if plan.n_experts == 1]
@@ -62,7 +62,7 @@ def tune_products(
     variant: str | None = None,
     note: Note = lambda row: None,
 ) -> Iterator[Tuning]:
-    """Times each size of product for one token, and for n_tokens; none where a variant has nothing to choose."""
+    """Times each product size for one token and for n_tokens. Skips a variant without choices."""
     for size in product_sizes(config):
         if dtype in QUANTIZED and size.k % QUANTIZED[dtype].block:
             continue
@@ -100,7 +100,7 @@ def _tune(device: Device, size: ProductSize, dtype: str, n: int, variant: str | 
 
 
 def _weights(device: Device, size: ProductSize, dtype: str) -> list[tuple[Weight, np.ndarray]]:
-    """Copies of a weight whose tiles repeat, and the values of the tiles [base rows, k] that they repeat."""
+    """Returns weight copies with repeating tiles, and the values [base rows, k] of the repeated tiles."""
     n_base = min(size.n_tiles, BASE_TILES)
     base_rows = n_base * TILE_ROWS
     values = (np.random.default_rng(size.k).standard_normal((base_rows, size.k)) / np.sqrt(size.k)).astype(np.float32)
@@ -136,7 +136,7 @@ def _trial(
     key: str,
     out: Buffer,
 ) -> Trial:
-    """bind takes the constants, which it stores for the moment where the product looks for those that were tuned."""
+    """bind takes constants and stores them as the tuned constants while the product is bound."""
     x = np.random.default_rng(n).standard_normal((n, size.k)).astype(np.float32)
     base = reference.linear(x, weights[0][1])
     expected = np.tile(base, -(-size.n_tiles * TILE_ROWS // base.shape[1]))[:, : size.n_tiles * TILE_ROWS]
