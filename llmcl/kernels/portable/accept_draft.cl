@@ -1,21 +1,21 @@
-// Accepts the drafted tokens of each text as long as they are what the row before sampled, and leaves the text after them: the end
-// of a step that verifies drafts. Then a text is as if each token had been sampled by a step of its own.
+// Accepts each text's drafted tokens as long as they equal the previous row's sample, and moves the text past the accepted tokens.
+// Ends a step that verifies drafts. The text is then in the same state as after sampling the tokens one step at a time.
 //
-// Of a text with the rows 0 .. m - 1, of which row i has the token t[i] and sampled s[i]:
+// For a text with rows 0 .. m - 1; row i has the token t[i] and sampled s[i]:
 //
 //   a = the largest number with t[i + 1] = s[i] for all i < a;   a + 1 tokens were sampled: s[0] to s[a]
-//   accepted = a + 1, s[0], ..., s[a], of m + 1 places, one text after the other in the order of their rows
-//   tokens[text] = s[a];   of the text: position += a + 1, step += a + 1, n_tokens = 1
+//   accepted = a + 1, s[0], ..., s[a] in m + 1 places; texts follow each other in row order
+//   tokens[text] = s[a];   in the text's state: position += a + 1, step += a + 1, n_tokens = 1
 //
-// row_sampled  int [n]: what each row sampled; VOCAB where it could choose none
-// state        int, of the step (step_rows.cl), with n rows      tokens  int [.]: see draft_rows.cl
-// texts        int, see draft_rows.cl; of a step of one text its state
-// last_seen    int [texts][VOCAB]: the latest position of each token, of which those of the rows 0 to a are new
-// counts       int [texts][VOCAB]: how often the answer has each token, of which s[0] to s[a] are new
+// row_sampled  int [n]: each row's sample; VOCAB if no token could be chosen
+// state        int, the step's (step_rows.cl), with n rows       tokens  int [.]: see draft_rows.cl
+// texts        int, see draft_rows.cl; with a single text its state
+// last_seen    int [texts][VOCAB]: each token's latest position; updated for rows 0 to a
+// counts       int [texts][VOCAB]: each token's count in the answer; updated for s[0] to s[a]
 // accepted     int [n + texts]
 //
-// Index space: one group of MAX_ROWS, at least n; the first row of each text has it. Local memory: 12 MAX_ROWS bytes.
-// Build: VOCAB, MAX_ROWS, TEXTS, TEXT_SLOTS, those of the step state.
+// Index space: one group with MAX_ROWS >= n work-items; each text's first row does the work. Local memory: 12 MAX_ROWS bytes.
+// Build: VOCAB, MAX_ROWS, TEXTS, TEXT_SLOTS, step state constants.
 #if !defined(VOCAB) || !defined(MAX_ROWS) || !defined(TEXTS) || !defined(TEXT_SLOTS) || !defined(STATE_STEP)
 #error "accept_draft.cl needs the build constants VOCAB, MAX_ROWS, TEXTS, TEXT_SLOTS and those of the step state"
 #endif
@@ -24,14 +24,14 @@
 __kernel __attribute__((reqd_work_group_size(MAX_ROWS, 1, 1)))
 void accept_draft(__global const int* row_sampled, __global const int* state, __global int* tokens, __global int* texts,
                   __global int* last_seen, __global int* counts, __global int* accepted) {
-    __local int row_tokens[MAX_ROWS], sampled[MAX_ROWS], before[MAX_ROWS];  // before: rows of the text before this one
+    __local int row_tokens[MAX_ROWS], sampled[MAX_ROWS], before[MAX_ROWS];  // before: number of earlier rows in the text
     const int r = get_local_id(0), n = state[STATE_N_TOKENS], row = min(r, n - 1);
     const int place = sequence_of(state, row), position = row_position(state, row);
     __global int* text = texts + TEXTS + place * TEXT_SLOTS;
     row_tokens[r] = row_token(tokens, state, row);
     sampled[r] = row_sampled[row];
     before[r] = r < n ? position - text[STATE_POSITION] : 0;
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read what changes now
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read the state before it changes
     if (r >= n || before[r] > 0) return;
     int taken = 1, texts_before = 0;
     for (int i = 0; i < r; ++i) texts_before += before[i] == 0;

@@ -1,7 +1,7 @@
 // x[t] += bias, in place.
 //
 // x  float [n][COLUMNS]      bias  float [COLUMNS]
-// Index space: groups (ceil(COLUMNS / (16 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 16 values.
+// Index space: groups (ceil(COLUMNS / (16 RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN 16-wide pieces.
 // Build: COLUMNS (a multiple of 16), RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE.
 #if !defined(COLUMNS) || !defined(RUN) || !defined(LOCAL_SIZE)
 #error "add_bias.cl needs the build constants COLUMNS, RUN, LOCAL_SIZE"

@@ -1,12 +1,12 @@
-// Multiply-adds in registers: the arithmetic ceiling that prefill is judged by.
+// Multiply-adds in registers: measures the arithmetic ceiling for prefill.
 //
 //   result[i] = sum over CHAINS c of x_c after ROUNDS times x_c = x_c * factor + addend, x_c starting at i + c
 //
-// result  float [global size]      factor, addend: unknown to the compiler, so that nothing is computed before
-// Every work-item keeps CHAINS independent sums, so that no multiply-add waits for the one before it; with WIDTH 16 each
-// is a vector of 16 equal lanes (CPU), with WIDTH 1 a number (GPU). Operations: 2 WIDTH CHAINS ROUNDS a work-item.
+// result  float [global size]      factor, addend: arguments, so the compiler cannot precompute
+// Every work-item keeps CHAINS independent sums, so no multiply-add waits for the previous result. With WIDTH 16 a sum is a vector with
+// 16 equal lanes (CPU), with WIDTH 1 a number (GPU). Operations: 2 WIDTH CHAINS ROUNDS per work-item.
 //
-// Build: WIDTH (1 or 16), CHAINS, ROUNDS. Any index space of one dimension.
+// Build: WIDTH (1 or 16), CHAINS, ROUNDS. Any one-dimensional index space.
 #if !defined(WIDTH) || !defined(CHAINS) || !defined(ROUNDS)
 #error "arithmetic_peak.cl needs the build constants WIDTH, CHAINS, ROUNDS"
 #endif

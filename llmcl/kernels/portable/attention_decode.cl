@@ -1,20 +1,21 @@
 // Decode attention on any device: rotates the new token's queries and key, appends key and value, attends to the cache.
-// Formula, arguments and the split of the keys as in cpu/attention_decode.cl, but: up to ONE_SPLIT_KEYS keys the first split takes
-// all of them, and writes `out`; beyond, each split leaves its state in part_ml and part_acc for attention_merge.
+// Formula, arguments and key splits as in cpu/attention_decode.cl, with one difference: up to ONE_SPLIT_KEYS keys the first split takes
+// all keys and writes `out`. Beyond, each split stores its state in part_ml and part_acc for attention_merge.
 //
-// Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of LOCAL_SIZE work-items. BLOCK_N keys at a time, for all GROUP_SIZE query heads:
+// Index space: groups (N_KV_HEADS, N_SPLITS, step rows: step_rows.cl), local size LOCAL_SIZE. BLOCK_N keys at a time, for all
+// GROUP_SIZE query heads:
 //
-//   scores  a work-item has four neighbouring keys and every SLICES-th dimension (a piece, of four dimensions with q8_0)
+//   scores  a work-item has four neighbouring keys and every SLICES-th dimension (with q8_0: a piece with four dimensions)
 //           work-item:  quad = i % 4 | slice = i / 4 % SLICES | 16 keys = i / (4 SLICES)     neighbours read neighbouring bytes
-//           the slices' sums meet in local memory; a work-item then has one key of every HEADS_AT_ONCE-th head
-//   values  a work-item has four neighbouring columns and every ROWS_AT_ONCE-th key; sums of the keys meet at the end
+//           local memory sums the slices; a work-item then has one key for every HEADS_AT_ONCE-th head
+//   values  a work-item has four neighbouring columns and every ROWS_AT_ONCE-th key; the key sums are added at the end
 //
-// The values are asked for with the keys, before anything waits. Three barriers a block: sums of slices, scores, weights.
+// The values are requested together with the keys, before any wait. Three barriers per block: slice sums, scores, weights.
 //
 // part_ml, part_acc  as in attention_merge.cl (unused with one split)      out  float [N_Q_HEADS][HEAD_DIM]
-// sinks              see online_softmax.cl; of one split alone
+// sinks              see online_softmax.cl; added by a single split
 // Build: KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of BLOCK_N), N_SPLITS, ONE_SPLIT_KEYS, SCALE,
-// BLOCK_N (16, 32 or 64), LOCAL_SIZE (a power of two, from BLOCK_N and HEAD_DIM / 4 on). For pages see kv_address.cl.
+// BLOCK_N (16, 32 or 64), LOCAL_SIZE (a power of two >= BLOCK_N and HEAD_DIM / 4). For pages see kv_address.cl.
 // Local memory: 4 GROUP_SIZE (4 LOCAL_SIZE + HEAD_DIM + 2 BLOCK_N + 1) bytes.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(ONE_SPLIT_KEYS) || !defined(SCALE) || !defined(BLOCK_N) || \
@@ -47,17 +48,17 @@
 #define HAS_PIECE(p) (PIECES % SLICES == 0 || (p) < PIECES)
 #define EACH_HEAD(g) _Pragma("unroll") for (int g = 0; g < GROUP_SIZE; ++g)
 #define EACH_OWN_HEAD(h) _Pragma("unroll") for (int h = 0; h < OWN_HEADS; ++h)
-#if BLOCK_N <= 32 && HEAD_DIM > 128  // for devices with few registers, which a loop that is unrolled would fill
+#if BLOCK_N <= 32 && HEAD_DIM > 128  // for devices with few registers: an unrolled loop would fill them
 #define FEW_AT_ONCE _Pragma("unroll 4")
 #else
 #define FEW_AT_ONCE
 #endif
 #define HAS_ROWS (LOCAL_SIZE % ROW_ITEMS == 0 || lid < ROWS_AT_ONCE * ROW_ITEMS)
 
-// Four keys of one piece of dimensions. key: the first, a multiple of 4, counted from the tile `k`.
+// Four keys in a dimension piece. key: the first, a multiple of 4, counted from the tile `k`.
 #if KV_QUANTIZED
 typedef struct {
-    uint4 numbers;  // a key a word
+    uint4 numbers;  // a key per word
     uint2 scales;
 } key_piece;
 inline key_piece load_keys(__global const kv_t* k, const int key, const int piece) {
@@ -66,7 +67,7 @@ inline key_piece load_keys(__global const kv_t* k, const int key, const int piec
                              *(__global const uint2*)(group + key % 16 * 2)};
     return found;
 }
-// A dimension at a time, so that few values are in registers.
+// One dimension at a time, to keep few values in registers.
 #define ADD_SCORES(s, keys, q, piece)                                                                         \
     {                                                                                                         \
         const uchar4 a = as_uchar4(keys.numbers.x), b = as_uchar4(keys.numbers.y), c = as_uchar4(keys.numbers.z), \
@@ -121,7 +122,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
                       __global float* part_acc, __global float* out SINKS_PARAM MOD_PARAMS) {
     LOCAL_ARRAY(float, q, HEAD_DIM * GROUP_SIZE, 0);                        // [dimension][head]
     LOCAL_ARRAY(float, sums, 4 * LOCAL_SIZE * GROUP_SIZE, Q_BYTES);         // [slice][head][key], later [row][head][column]
-    LOCAL_ARRAY(float, scores, GROUP_SIZE * BLOCK_N, Q_BYTES + SUMS_BYTES); // [head][key], later the sums of their weights
+    LOCAL_ARRAY(float, scores, GROUP_SIZE * BLOCK_N, Q_BYTES + SUMS_BYTES); // [head][key], later the weight sums
     LOCAL_ARRAY(float, weights, BLOCK_N * GROUP_SIZE, Q_BYTES + SUMS_BYTES + SCORE_BYTES);      // [key][head]
     LOCAL_ARRAY(float, shrinks, GROUP_SIZE, Q_BYTES + SUMS_BYTES + 2 * SCORE_BYTES);
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
@@ -135,7 +136,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int position = state[STATE_POSITION], kv_len = position + 1;
     const int n_splits = kv_len > ONE_SPLIT_KEYS ? N_SPLITS : 1;
     if (split >= n_splits) return;
-    // The splits share what comes after the keys that mask_mod hides from the beginning on.
+    // The splits share the keys after the prefix hidden by mask_mod.
     AWAIT(link);
     const int2 query = (int2)(position);
     const int sequence = MOD_SEQUENCE(state);
@@ -158,7 +159,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int quad = lid / (4 * SLICES) * 16 + lid % 4 * 4, slice = lid / 4 % SLICES;
     const int own_key = lid % BLOCK_N, own_head = lid / BLOCK_N;
     const int column = lid % ROW_ITEMS * 4, own_row = lid / ROW_ITEMS;
-    float m[OWN_HEADS], l[OWN_HEADS];  // l: of the own key of each block
+    float m[OWN_HEADS], l[OWN_HEADS];  // l: over the work-item's own key in each block
     float4 acc[GROUP_SIZE];
     EACH_OWN_HEAD(h) {
         m[h] = -INFINITY;
@@ -173,7 +174,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         __global const kv_t* k = KV_TILES_AT(k_cache, key_row);
         __global const kv_t* v = KV_TILES_AT(v_cache, key_row);
 
-        // Keys past the last one are read, then discarded; values past it are not, since nothing times 0 makes NaN 0.
+        // Keys past the end are read, then discarded. Values past the end are not read: 0 times NaN is NaN.
         key_piece keys[OWN_PIECES];
 #pragma unroll
         for (int i = 0; i < OWN_PIECES; ++i)
@@ -215,7 +216,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         EACH_OWN_HEAD(h) {
             const int g = own_head + h * HEADS_AT_ONCE;
             if (g >= GROUP_SIZE) continue;
-            // All work-items of a head find its maximum: cheaper than the barriers of a reduction.
+            // Every work-item in a head finds the maximum: cheaper than the barriers in a reduction.
             float4 tops = (float4)(m[h]);
             for (int i = 0; i < BLOCK_N; i += 4) tops = fmax(tops, *(__local const float4*)(scores + g * BLOCK_N + i));
             const float top = fmax(fmax(tops.x, tops.y), fmax(tops.z, tops.w));
@@ -237,13 +238,13 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
         }
     }
 
-    // The sums over the keys: of [row % ROWS_AT_ONCE][head][column].
+    // The sums over the keys: [row % ROWS_AT_ONCE][head][column].
     barrier(CLK_LOCAL_MEM_FENCE);
     if (HAS_ROWS)
         EACH_HEAD(g)
             *(__local float4*)(sums + (own_row * GROUP_SIZE + g) * HEAD_DIM + column) = acc[g];
 #if HAS_SINKS
-    __local float* tops = shrinks;  // which nobody reads any more
+    __local float* tops = shrinks;  // no longer read
 #endif
     EACH_OWN_HEAD(h) {
         const int g = own_head + h * HEADS_AT_ONCE;

@@ -1,13 +1,13 @@
-// Merges the partial online-softmax states that decode attention left for each split of the keys.
+// Merges decode attention's partial online-softmax states over the key splits.
 //
 //   m = max_s m_s;   out = sum_s exp(m_s - m) acc_s / sum_s exp(m_s - m) l_s      s: the splits, and with HAS_SINKS the head's sink
 //
-// of each row of the step (step_rows.cl):
+// for each row in the step (step_rows.cl):
 // part_ml  float [N_Q_HEADS][N_SPLITS][2] (m, l)    part_acc  float [N_Q_HEADS][N_SPLITS][HEAD_DIM]
 // out      float [N_Q_HEADS][HEAD_DIM]               state    see STATE_*
 // sinks    float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl
-// Up to ONE_SPLIT_KEYS keys `out` is there already, and stays as it is.
-// Index space: groups (N_Q_HEADS, rows) of LOCAL_SIZE; work-items share its columns, COLUMNS at a time.
+// Up to ONE_SPLIT_KEYS keys `out` is already complete and stays unchanged.
+// Index space: groups (N_Q_HEADS, rows), local size LOCAL_SIZE; work-items share the columns, COLUMNS at a time.
 // Build: N_Q_HEADS, N_SPLITS, HEAD_DIM, ONE_SPLIT_KEYS, COLUMNS (1 or 16), LOCAL_SIZE.
 #if !defined(N_Q_HEADS) || !defined(N_SPLITS) || !defined(HEAD_DIM) || !defined(ONE_SPLIT_KEYS) || !defined(COLUMNS) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
@@ -52,7 +52,7 @@ void attention_merge(__global const float* part_ml, __global const float* part_a
         for (int s = 0; s < N_SPLITS; ++s) {
             const float weight = softmax_weight(part_ml[2 * s], m);
             const columns_t part = load_columns(part_acc + s * HEAD_DIM + i);
-            // An empty split wrote no accumulator: what lies there may be no number.
+            // An empty split wrote no accumulator: the memory may hold NaN.
             acc += weight > 0.0f ? weight * part : (columns_t)(0.0f);
         }
         store_columns(acc * norm, out + head * HEAD_DIM + i);

@@ -1,29 +1,29 @@
-// Flash attention for the tokens of a step on any device, with the output in slices of DV_TILE columns.
+// Flash attention for a step's tokens on any device, with the output in slices of DV_TILE columns.
 // Formula and arguments as in cpu/attention_prefill.cl.
 //
-// A work-group of 16 x BLOCK_M / ROWS work-items (tx, ty) takes BLOCK_M query rows of one head, a work-item ROWS of them.
-// For each slice of DV_TILE output columns it walks the keys again: the scores are recomputed HEAD_DIM / DV_TILE times, and the
-// accumulator of a work-item is ROWS * DV_TILE / 16 registers.
+// A work-group with 16 x BLOCK_M / ROWS work-items (tx, ty) processes BLOCK_M query rows in one head, ROWS per work-item.
+// For each slice of DV_TILE output columns it walks the keys again: scores are recomputed HEAD_DIM / DV_TILE times, and a work-item's
+// accumulator takes ROWS * DV_TILE / 16 registers.
 //
 //                 BLOCK_N keys                          DV_TILE columns
 //            +---------------------+                 +---------------------+
 //   BLOCK_M  | S: rows ROWS ty + a |  -> local P ->  | O: rows ROWS ty + a |
 //   rows     |    keys KEYS tx + b |                 |  cols COLUMN_OF(c)  |
 //            +---------------------+                 +---------------------+
-// Local memory: the queries, transposed (float); a tile of keys [dimension][key] or of a slice of values [key][column] (as stored;
-// q8_0 as float); P, transposed (float); what the work-items of a row know of it. A row's maximum is taken over its 16 work-items
-// for each tile, its sum once at the end. Four barriers a tile.
+// Local memory: the queries, transposed (float); a key tile [dimension][key] or a value slice's tile [key][column] (as stored;
+// q8_0 as float); P, transposed (float); partial results shared by a row's work-items. A row's maximum is reduced over its 16 work-items
+// for each tile, its sum once at the end. Four barriers per tile.
 //
-// With eight rows a work-item values are read from the cache, and keys, maxima and P take the same memory, one after the other. That
-// is six barriers a tile, and there is room for twice the queries: more is computed with a key and a value that were read.
+// With eight rows per work-item values are read from the cache, and keys, maxima and P share the same memory in turn. A tile then needs
+// six barriers, but twice the queries fit: each key and value read is used in more products.
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, BLOCK_M / ROWS).
 // Build: ITEM_ROWS (ROWS, 4; or 8, where BLOCK_M / ROWS is a power of two, without q8_0 and KEY_DIMS),
 // KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
 // BLOCK_M (a multiple of 8), BLOCK_N (16, 32 or 64) and DV_TILE (a multiple of 16 that divides HEAD_DIM).
-// KEY_DIMS, if it is there: dimensions of the keys that are in local memory at a time (divide HEAD_DIM, multiples of 16).
+// KEY_DIMS, if defined: key dimensions in local memory at a time (a multiple of 16 that divides HEAD_DIM).
 // Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes,
-// with KEY_DIMS the larger of it and DV_TILE in place of the second HEAD_DIM; with eight rows 4 HEAD_DIM BLOCK_M + BLOCK_N
+// with KEY_DIMS max(KEY_DIMS, DV_TILE) in place of the second HEAD_DIM; with eight rows 4 HEAD_DIM BLOCK_M + BLOCK_N
 // max(HEAD_DIM sizeof(KV), 4 BLOCK_M) bytes.
 // For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
@@ -57,9 +57,9 @@
 #define VALUES_IN_PLACE (ROWS == 8)
 #if VALUES_IN_PLACE
 #define ROW_STRIDE BLOCK_M
-#define P_ROWS(key) (own ^ (key) / 4 % TY * ROWS)  // neighbours store to other banks
+#define P_ROWS(key) (own ^ (key) / 4 % TY * ROWS)  // neighbours store to different banks
 #define DIMS_AT_ONCE 8
-#define KEYS_AT_ONCE 16  // enough values on their way
+#define KEYS_AT_ONCE 16  // enough values in flight
 #else
 #define ROW_STRIDE (BLOCK_M + 4)
 #define P_ROWS(key) own
@@ -67,7 +67,7 @@
 #define KEYS_AT_ONCE 2
 #endif
 #define staged_t CAT(KV_STAGED, _t)
-#define PIECE (16 / (int)sizeof(staged_t))  // elements of 16 bytes
+#define PIECE (16 / (int)sizeof(staged_t))  // elements in 16 bytes
 
 // A work-item's keys, and its columns in vectors of COLUMN_RUN.
 #if BLOCK_N == 64
@@ -106,7 +106,7 @@ inline float4 local4_f32(__local const f32_t* p) { return *(__local const float4
 inline float4 local4_f16(__local const f16_t* p) { return widen4_f16(*(__local const uint2*)p); }
 inline float4 local4_bf16(__local const bf16_t* p) { return widen4_bf16(*(__local const uint2*)p); }
 
-// KEY_DIMS dimensions, from `slice` on, of BLOCK_N keys from the tile `k` on, into local memory.
+// Loads KEY_DIMS dimensions, from `slice` on, of BLOCK_N keys from tile `k` on into local memory.
 inline void stage_keys(__global const kv_t* k, __local staged_t* to, const int slice, const int lid) {
 #if KV_QUANTIZED
     for (int i = lid; i < BLOCK_N * (KEY_DIMS / 4); i += ITEMS) {
@@ -126,7 +126,7 @@ inline void stage_keys(__global const kv_t* k, __local staged_t* to, const int s
 #endif
 }
 
-// Columns slice .. slice + DV_TILE - 1 of n_keys values from the tile `v` on.
+// Loads columns slice .. slice + DV_TILE - 1 of n_keys values from tile `v` on.
 inline void stage_values(__global const kv_t* v, __local staged_t* to, const int slice, const int n_keys, const int lid) {
 #if KV_QUANTIZED
     for (int i = lid; i < n_keys * DV_TILE; i += ITEMS) to[i] = value_at(v, i / DV_TILE, slice + i % DV_TILE);
@@ -138,7 +138,7 @@ inline void stage_values(__global const kv_t* v, __local staged_t* to, const int
 #endif
 }
 
-// The ROWS values of a work-item in a column of local memory.
+// Loads a work-item's ROWS values from a column in local memory.
 inline void load_rows(float rows[ROWS], __local const float* p) {
 #pragma unroll
     for (int a = 0; a < ROWS; a += 4) {
@@ -160,13 +160,13 @@ void attention_prefill(__global const float* queries, __global const int* state,
                        __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS) {
     __local float q[HEAD_DIM * ROW_STRIDE] __attribute__((aligned(16)));  // [dimension][row]
 #if VALUES_IN_PLACE
-    __local uint4 shared[MAX(BLOCK_N * HEAD_DIM / PIECE, BLOCK_N * BLOCK_M / 4)];  // by all three, one after the other
+    __local uint4 shared[MAX(BLOCK_N * HEAD_DIM / PIECE, BLOCK_N * BLOCK_M / 4)];  // used in turn by all three
     __local staged_t* const kv = (__local staged_t*)shared;
     __local float *const p = (__local float*)shared, *const parts = (__local float*)shared;
 #else
     __local staged_t kv[BLOCK_N * STAGED_DIMS] __attribute__((aligned(16)));
     __local float p[BLOCK_N * ROW_STRIDE] __attribute__((aligned(16)));  // [key][row]
-    __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: of maxima, at the end of sums
+    __local float parts[TX * BLOCK_M] __attribute__((aligned(16)));      // [tx][row]: maxima, at the end sums
 #endif
     const int tx = get_local_id(0), ty = get_local_id(1), lid = ty * TX + tx, own = ROWS * ty;
     const int head = get_group_id(0), batch = get_group_id(2);
@@ -255,7 +255,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #endif
 #pragma unroll
                 for (int a = 0; a < ROWS; ++a) top[a] = m[a];
-#pragma unroll 4  // not all of them in registers at once
+#pragma unroll 4  // keeps few values in registers
                 for (int i = 0; i < TX; ++i) {
                     float other[ROWS];
                     load_rows(other, parts + i * BLOCK_M + own);

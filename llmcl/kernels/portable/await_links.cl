@@ -1,11 +1,14 @@
-// Waiting in a launch for work-groups that began before.
+// Waits within a launch for work-groups that started earlier.
 //
-// A counter has the work-groups of a link that are done. `first` and `second` are those of the two links before; a number of 0: there is
-// none to wait for. What work-groups write before they are counted is there after the wait, since both sides stand at a fence of the
-// whole device in between. OpenCL C 1.2 has no such fence. NVIDIA's compiler makes one of write_mem_fence (membar.gl), while its
-// mem_fence is one of the work-group (membar.cta). A fence of some work-items serves those that they meet at a barrier.
+// A counter holds the number of finished work-groups in a link (a fused kernel). `first` and `second` are the counters for the two
+// previous
+// links; a count of 0 means no wait. Everything a work-group writes before it is counted is visible after the wait, because both sides
+// pass
+// a device-wide fence in between. OpenCL C 1.2 has no such fence. NVIDIA's compiler turns write_mem_fence into a device-wide fence
+// (membar.gl),
+// but mem_fence into a work-group fence (membar.cta). A fence executed by some work-items covers the whole work-group through a barrier.
 #define DEVICE_FENCE write_mem_fence(CLK_GLOBAL_MEM_FENCE)
-#define POLLING 32  // neighbours that run in step: they see the same number and leave the loop together
+#define POLLING 32  // neighbours in lockstep: all see the same count and leave the loop together
 
 typedef struct {
     volatile __global const uint *first, *second;
@@ -22,8 +25,7 @@ inline void await_links(const awaited* links) {
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
 }
 
-// By all work-items. Then what they have written is there for others, and `counter` says so. The number that it had before, for the first
-// of them.
+// Called by all work-items. Publishes the group's writes and increments `counter`. Returns the previous count to the first work-item.
 inline uint count_done(volatile __global uint* counter) {
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
     if (get_local_id(0) < POLLING) DEVICE_FENCE;

@@ -1,8 +1,8 @@
 // out[t] = GATE(gate[t] + bias[0]) (up[t] + bias[1])          (GATE: silu or gelu, see common.cl)
 //
-// gate_up  float [n][2 COLUMNS]: tiles of 16 of gate and of up in turn, as a product with both leaves them
-// bias     float [2][COLUMNS], of gate and of up            out  float [n][COLUMNS]
-// Index space: groups (ceil(COLUMNS / (16 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 16 values.
+// gate_up  float [n][2 COLUMNS]: alternating 16-column tiles, gate then up, as the combined product writes them
+// bias     float [2][COLUMNS]: gate, up                      out  float [n][COLUMNS]
+// Index space: groups (ceil(COLUMNS / (16 RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN 16-wide pieces.
 // Build: COLUMNS (a multiple of 16), GATE, RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE.
 #if !defined(COLUMNS) || !defined(GATE) || !defined(RUN) || !defined(LOCAL_SIZE)
 #error "biased_gate.cl needs the build constants COLUMNS, GATE, RUN, LOCAL_SIZE"

@@ -1,15 +1,15 @@
-// The product of a block of tokens with a block of rows, shared by the 16 x 16 work-items of a group.
+// Multiplies a block of tokens by a block of rows, shared by a group's 16 x 16 work-items.
 //
 //   work-group (16 x 16 work-items)             16 columns k at a time, in local memory:
 //        BLOCK_TILES tiles of 16 rows              xs[k][token]         x, transposed
 //   t: +-------+-------+                           ws[k][PLACE(row)]    W in float32, even tiles first (stage_rows.cl)
-//   o: | A     | B     |   A, B: what work-item (tx, ty) computes: tokens ITEM_TOKENS ty and on by ITEM_ROWS / 2 rows of an
-//   k: |       |       |         even tile and the same rows of the odd tile after it: gate and up, where there are such
+//   o: | A     | B     |   A, B: computed by work-item (tx, ty): tokens ITEM_TOKENS ty and on by ITEM_ROWS / 2 rows in an
+//   k: |       |       |         even tile, and the same rows in the next odd tile: gate and up, if the weight has both
 //      +-------+-------+
 //
-// Local memory holds two of these steps: while one is multiplied the next is on its way, so that a step has one barrier.
+// Local memory holds two steps: while one is multiplied the next is loaded, so a step needs a single barrier.
 //
-// After common/tiles.cl. Build: WEIGHT, K, ITEM_TOKENS and ITEM_ROWS (4 or 8); MAX_REGISTERS, if it is there, of a work-item.
+// After common/tiles.cl. Build: WEIGHT, K, ITEM_TOKENS and ITEM_ROWS (4 or 8); MAX_REGISTERS (optional) per work-item.
 // Local memory: XS_FLOATS and WS_FLOATS floats, twice each: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.
 #define BLOCK_TILES ITEM_ROWS
 #include "portable/widen.cl"
@@ -17,17 +17,17 @@
 
 #define BLOCK_K 16
 #define BLOCK_TOKENS (16 * ITEM_TOKENS)
-#define TOKEN_STRIDE (BLOCK_TOKENS + 4)  // keeps the transposing writes off one bank
-#define TOKEN_SHARES (ITEM_TOKENS / 4)   // four columns of a token
+#define TOKEN_STRIDE (BLOCK_TOKENS + 4)  // spreads the transposing writes over the banks
+#define TOKEN_SHARES (ITEM_TOKENS / 4)   // four columns of a token each
 #if ITEM_ROWS == 8
-typedef float4 run;  // the rows of an item in a tile
+typedef float4 run;  // a work-item's rows in a tile
 #define RUN 4
 #else
 typedef float2 run;
 #define RUN 2
 #endif
 #define RUN_AT(p) (*(__local const run*)(p))
-#ifdef MAX_REGISTERS  // NVIDIA's compiler heeds it for kernels alone that do not require a size
+#ifdef MAX_REGISTERS  // NVIDIA's compiler only obeys it for kernels without a required group size
 #define REQUIRE_ITEMS
 #else
 #define REQUIRE_ITEMS __attribute__((reqd_work_group_size(16, 16, 1)))
@@ -43,9 +43,9 @@ inline void store_columns(const float4 v, __local float* xs) {
 #define XS_FLOATS (BLOCK_K * TOKEN_STRIDE)
 #define WS_FLOATS (BLOCK_K * ROW_STRIDE)
 
-// acc[i][h]: token ITEM_TOKENS ty + i, the run of rows of the even tile (h 0) and of the odd one.
-// tile, tokens: what the work-item brings, a tile and the rows of token lid / 4 and of that 64 on, from column 4 (lid % 4) on.
-// has_tokens: whether one of its tokens is there. xs, ws: local, float [2][XS_FLOATS], [2][WS_FLOATS].
+// acc[i][h]: token ITEM_TOKENS ty + i by the run in the even tile (h = 0) or the odd tile.
+// tile, tokens: the work-item's share to load: a tile, and the rows for token lid / 4 and every 64th after, from column 4 (lid % 4) on.
+// has_tokens: whether any of these tokens exists. xs, ws: local, float [2][XS_FLOATS], [2][WS_FLOATS].
 IN_REGISTERS inline void multiply_block(run acc[ITEM_TOKENS][2], __global const CAT(WEIGHT, _t)* tile,
                                         __global const float* tokens[TOKEN_SHARES], const bool has_tokens,
                                         __local float* xs, __local float* ws, const int tx, const int ty) {

@@ -1,12 +1,12 @@
-// What a kernel does otherwise as a link of portable/layer_chain.cl: its local memory is the launch's, and its work-groups begin
-// before what they read is there.
+// Macros for kernels that also run as a link in portable/layer_chain.cl. Local memory then belongs to the launch, and work-groups may
+// start before their input is ready.
 //
-//   LOCAL_ARRAY(type, name, count, at)   a local array, in a chain `at` bytes (a multiple of 16) behind the beginning of `memory`
-//   AWAIT(link)                          by all work-items: what the links before it write is there from then on. What does not change
-//                                        in a step, such as weights, is asked for before
-//   LINK_FIELD, LINK_VALUE               of a structure that hands `link` on
+//   LOCAL_ARRAY(type, name, count, at)   a local array; in a chain at byte offset `at` (a multiple of 16) in `memory`
+//   AWAIT(link)                          called by all work-items: waits for the writes of earlier links. Data that is constant during a
+//                                        step, such as weights, is requested before
+//   LINK_FIELD, LINK_VALUE               a structure field that passes `link` on
 //
-// A link is the function of a kernel, with LINK_PARAMS in front of its arguments.
+// A link is a kernel's function, with LINK_PARAMS before its arguments.
 #ifdef CHAINED
 #define LOCAL_ARRAY(type, name, count, at) __local type* const name = (__local type*)(memory + (at))
 #define AWAIT(link) await_links(link)

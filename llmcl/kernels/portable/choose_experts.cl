@@ -1,14 +1,15 @@
-// The TOP_K experts of each token with the largest logits, and the weights of their outputs (Shazeer et al., 2017).
+// Picks each token's TOP_K experts with the largest logits, and their output weights (Shazeer et al., 2017).
 //
 //   l = logits[t] (+ bias)
-//   ids[t] = the experts in the order of l, the lower number first of equal ones
+//   ids[t] = the experts by descending l, lower number first on ties
 //   weights[t][s] = exp(l[ids[t][s]]) / sum_e exp(l[e])       e: the chosen experts with RENORMALIZE, else all
 //
-// logits  float [n][ROW], of which the first N_EXPERTS count     bias  float [N_EXPERTS], with BIAS (expert_bias.cl)     ids  int [n][TOP_K]     weights  float [n][TOP_K]
+// logits  float [n][ROW], the first N_EXPERTS used     bias  float [N_EXPERTS], with BIAS (expert_bias.cl)     ids  int [n][TOP_K]
+// weights  float [n][TOP_K]
 //
-// Index space: a work-group of LOCAL_SIZE a token. A work-item takes the experts i, i + LOCAL_SIZE, ... and counts for each
-// how many go before it: that is its place. Numbers are compared by their bits, which have an order for NaN, too: so the
-// places differ, and every id is that of an expert, whatever the logits are. Logits that are NaN give weights that are.
+// Index space: a work-group per token, local size LOCAL_SIZE. A work-item takes the experts i, i + LOCAL_SIZE, ... An expert's rank is
+// the number of experts before it. Logits are compared by bits, a total order even with NaN. All ranks therefore differ, and every id is
+// valid whatever the logits are. NaN logits give NaN weights.
 // Build: N_EXPERTS, ROW, TOP_K (at most N_EXPERTS), RENORMALIZE, LOCAL_SIZE (a power of two).
 // Local memory: 4 (N_EXPERTS + TOP_K + LOCAL_SIZE) bytes, none with a LOCAL_SIZE of 1.
 #if !defined(N_EXPERTS) || !defined(ROW) || !defined(TOP_K) || !defined(RENORMALIZE) || !defined(LOCAL_SIZE)

@@ -1,17 +1,18 @@
-// The TOP_K experts of each token by a score of each, in the best groups of experts, and the weights of their outputs.
+// Picks each token's TOP_K experts by score, within the best expert groups, and their output weights.
 //
 //   s_e = sigmoid(logits[t][e]) with SIGMOID, else softmax(logits[t])_e          c_e = s_e + correction_e with CORRECTION, else s_e
 //   groups of N_EXPERTS / N_GROUPS neighbours; the TOP_GROUPS with the largest sums of their PER_GROUP largest c
-//   ids[t] = the experts of these groups in the order of c, the lower number first of equal ones
+//   ids[t] = the experts in these groups by descending c, lower number first on ties
 //   weights[t][i] = SCALE s_ids[i] (/ (sum_i s_ids[i] + 1e-20) with RENORMALIZE)
 //   (DeepSeek-AI, "DeepSeek-V2", 2024, 2.2, and "DeepSeek-V3 Technical Report", 2024, 2.1.2)
 //
 // logits  float [n][N_EXPERTS]     correction  float [N_EXPERTS]     ids  int [n][TOP_K]     weights  float [n][TOP_K]
 //
-// Index space: a work-group of LOCAL_SIZE a token, whose work-items share groups, then experts. Each counts how many go before its own:
-// that is its place. Numbers are compared by their bits, which have an order for NaN, too: so every id is that of an expert.
-// Build: N_EXPERTS, TOP_K (at most those of TOP_GROUPS groups), SIGMOID, N_GROUPS (divides N_EXPERTS), TOP_GROUPS, PER_GROUP (1 or 2, at most those of a
-// group), RENORMALIZE, SCALE, CORRECTION, LOCAL_SIZE (a power of two).
+// Index space: a work-group per token, local size LOCAL_SIZE; work-items share groups, then experts. A rank is the number of groups or
+// experts before it. Scores are compared by bits, a total order even with NaN, so every id is valid.
+// Build: N_EXPERTS, TOP_K (at most the experts in TOP_GROUPS groups), SIGMOID, N_GROUPS (divides N_EXPERTS), TOP_GROUPS, PER_GROUP (1
+// or 2, at most
+// the group size), RENORMALIZE, SCALE, CORRECTION, LOCAL_SIZE (a power of two).
 // Local memory: 4 (2 N_EXPERTS + 2 N_GROUPS + TOP_K + LOCAL_SIZE) bytes, none with a LOCAL_SIZE of 1.
 #if !defined(N_EXPERTS) || !defined(TOP_K) || !defined(SIGMOID) || !defined(N_GROUPS) || !defined(TOP_GROUPS) || \
     !defined(PER_GROUP) || !defined(RENORMALIZE) || !defined(SCALE) || !defined(CORRECTION) || !defined(LOCAL_SIZE)

@@ -1,11 +1,11 @@
-// The state of a sequence after a step of consecutive tokens of it: the last LENGTH - 1 inputs of its convolution (causal_conv.cl).
+// Updates a sequence's convolution state after a step of consecutive tokens: the last LENGTH - 1 inputs (causal_conv.cl).
 //
-//   states[slot][i] = u[n - LENGTH + 1 + i],   where u of the tokens before the step is what the slot held
+//   states[slot][i] = u[n - LENGTH + 1 + i],   with u from the slot for tokens before the step
 //
-// And with a snapshot after the first so many tokens of the step the same of these, in the snapshot's slot.
+// With a snapshot, also stores the state after the step's first `cut` tokens in the snapshot's slot.
 //
 // rows   float [n][ROW]      state  int, see STATE_*, which has n      states  float [slots][LENGTH - 1][CHANNELS]
-// Index space: groups (ceil(CHANNELS / (WIDTH RUN))) of LOCAL_SIZE; a group's work-items share RUN pieces of WIDTH channels.
+// Index space: groups (ceil(CHANNELS / (WIDTH RUN))), local size LOCAL_SIZE; a group's work-items share RUN WIDTH-wide pieces.
 // Build: RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE, and ROW, CHANNELS, LENGTH, WIDTH, GATED of causal_conv.cl.
 #if !defined(RUN) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS) || !defined(STATE_SNAPSHOT)
 #error "conv_state.cl needs the build constants RUN, LOCAL_SIZE and those of causal_conv.cl"
@@ -13,7 +13,7 @@
 #define EACH_ALONE 0
 #include "common/causal_conv.cl"
 
-// Input i of those that a state after the step's first n tokens holds. past: of the channel.
+// Input i in the state after the step's first n tokens. past: the channel's old state.
 inline lanes_t input_of_state(__global const float* rows, __global const int* state, __global const float* past, const int n,
                               const int i, const int channel) {
     const int from = n - (LENGTH - 1) + i;
@@ -33,7 +33,7 @@ void conv_state(__global const float* rows, __global const int* state, __global 
         __global float* kept = states + (size_t)snapshot * (LENGTH - 1) * CHANNELS + channel;
         for (int i = 0; i < LENGTH - 1 && cut > 0; ++i)
             store_lanes(input_of_state(rows, state, past, cut, i, channel), kept + i * CHANNELS);
-        for (int i = 0; i < LENGTH - 1; ++i)  // upwards: what is read lies behind what was written
+        for (int i = 0; i < LENGTH - 1; ++i)  // ascending order: reads stay ahead of writes
             store_lanes(input_of_state(rows, state, past, n, i, channel), past + i * CHANNELS);
     }
 }

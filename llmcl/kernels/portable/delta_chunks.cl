@@ -1,16 +1,16 @@
-// The gated delta rule, chunk by chunk (delta_terms.cl has the formulas and the names). With S the state before a chunk:
+// The gated delta rule, chunk by chunk (formulas and names: delta_terms.cl). With S the state before a chunk:
 //
 //   d = u - w S;   out = g (S^T q) + b d;   S = g[last] S + k^T (factors[1] d)
 //
-// qkv, w, b, factors  as delta_terms leaves them      state  int, see STATE_*; at position 0 what the slot holds counts as 0; what S is
-// after the tokens before a snapshot goes into its slot, too
+// qkv, w, b, factors  from delta_terms      state  int, see STATE_*; at position 0 the slot counts as 0. S after the tokens
+// before a snapshot also goes into the snapshot's slot
 // states  float [slots][N_V][D_K][D_V]                out    float [n][N_V][D_V]: u on entry
 //
-// Index space: groups (D_V / COLUMNS, N_V) of LOCAL_SIZE for all tokens of the step. A group has COLUMNS columns of the S of a head, in
-// local memory for the products with w and q, and in registers, where they change. A work-item has 2 columns: TOKENS rows of d and of
-// out, ROWS of S. Rows of w and q pass through local memory SLICE columns at a time; then those of b, then KEY_TOKENS keys at a time.
-// What comes next is read into registers while this is computed.
-// Build: N_K, N_V, D_K, D_V (multiples of 16), HEADS_IN_TURN (as in delta_rule.cl), those of the step state, and with row groups =
+// Index space: groups (D_V / COLUMNS, N_V), local size LOCAL_SIZE, for all tokens in the step. A group has COLUMNS columns of a head's S:
+// in local memory for the products with w and q, and in registers for updates. A work-item has 2 columns: TOKENS rows of d and out, ROWS
+// rows of S. Rows of w and q pass through local memory SLICE columns at a time, then rows of b, then KEY_TOKENS keys at a time. The next
+// data is loaded into registers during each computation.
+// Build: N_K, N_V, D_K, D_V (multiples of 16), HEADS_IN_TURN (see delta_rule.cl), step state constants, and with row groups =
 // 2 LOCAL_SIZE / COLUMNS: CHUNK and D_K (multiples of row groups), COLUMNS (divides D_V), SLICE (divides D_K; 4 LOCAL_SIZE divides 2 CHUNK
 // SLICE and CHUNK CHUNK), KEY_TOKENS (divides CHUNK; KEY_TOKENS (D_K + 4) and CHUNK (CHUNK + 4) are at most 2 CHUNK (SLICE + 4)).
 // Local memory: 4 (D_K COLUMNS + CHUNK COLUMNS + 2 CHUNK (SLICE + 4)) bytes.
@@ -28,7 +28,7 @@
 #define SLICE_PITCH (SLICE + 4)
 #define KEY_PITCH (D_K + 4)
 #define CHUNK_PITCH (CHUNK + 4)
-#define MATRIX_PIECES (CHUNK * SLICE / 4)  // of 4 numbers, of w or of q
+#define MATRIX_PIECES (CHUNK * SLICE / 4)  // pieces of 4 numbers in w or q
 #define PIECES (2 * MATRIX_PIECES / LOCAL_SIZE)
 #define B_PIECES (CHUNK * CHUNK / 4 / LOCAL_SIZE)
 #define KEY_PIECES ((KEY_TOKENS * D_K / 4 + LOCAL_SIZE - 1) / LOCAL_SIZE)
@@ -38,7 +38,7 @@
 #define four_local(p) (*(__local float4*)(p))
 #define two_local(p) (*(__local float2*)(p))
 
-// held: the work-item's pieces of rows of w, and below them of q, from column `c` on; of rows of b; of keys from token `t0` on.
+// held: the work-item's pieces of w rows followed by q rows, from column `c` on; of b rows; of keys from token `t0` on.
 #define FETCH_SLICE(c)                                                                                                                   \
     UNROLL for (int j = 0; j < PIECES; ++j) {                                                                                            \
         const int i = lid + j * LOCAL_SIZE, t = i % MATRIX_PIECES / (SLICE / 4);                                                         \
@@ -67,7 +67,7 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
     const int key_head = HEADS_IN_TURN ? v % N_K : v / (N_V / N_K), column = get_group_id(0) * COLUMNS + 2 * lane;
     const int n = state[STATE_N_TOKENS];
     __global float* slot = states + (((size_t)state[STATE_RECURRENT] * N_V + v) * D_K + row_group * ROWS) * D_V + column;
-    __global const float* of_head = qkv + key_head * D_K;  // its q; k lies N_K D_K behind
+    __global const float* of_head = qkv + key_head * D_K;  // the head's q; its k follows N_K D_K further
     __local float* own_d = d_of_all + row_group * TOKENS * COLUMNS + 2 * lane;
 
     float2 s[ROWS];
@@ -79,7 +79,7 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
     const int cut = state[STATE_SNAPSHOT + 1];
     for (int first = 0, next = CHUNK - (CHUNK - cut % CHUNK) % CHUNK; first < n; first = next, next += CHUNK) {
         const int here = min(next, n) - first;
-        const size_t row = (size_t)first * N_V + v;  // of token t: row + t N_V
+        const size_t row = (size_t)first * N_V + v;  // token t's row: row + t N_V
         float4 held[PIECES], held_b[B_PIECES], held_k[KEY_PIECES];
         float2 p[TOKENS], r[TOKENS];
         UNROLL

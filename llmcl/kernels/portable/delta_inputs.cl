@@ -1,15 +1,15 @@
-// What the delta rule takes of each token (Yang et al., "Gated Delta Networks", 2024): queries, keys and values after a causal
-// convolution with SiLU, queries and keys of length 1, the decay of the state and the rate at which it learns.
+// Computes the delta rule's inputs for each token (Yang et al., "Gated Delta Networks", 2024): queries, keys and values after a causal
+// convolution with SiLU, with normalised queries and keys; the state's decay and learning rate.
 //
 //   y = silu(conv(row))      q = y_q / |y_q| / sqrt(D_K)      k = y_k / |y_k|      v = y_v      with |y|^2 = sum(y^2) + 1e-6
 //   decay = exp(A softplus(a + bias))      rate = sigmoid(b)
 //
 // rows     float [n][2 N_K D_K + 2 N_V D_V + 2 N_V]: q, k, v, gates (not read here), b, a
-// weights  float [LENGTH][CHANNELS], of the oldest input first; CHANNELS = 2 N_K D_K + N_V D_V
-// scalars  float [2][N_V]: A, below 0, and the bias of a
+// weights  float [LENGTH][CHANNELS], oldest input first; CHANNELS = 2 N_K D_K + N_V D_V
+// scalars  float [2][N_V]: A, below 0, and the bias added to a
 // state    int, see STATE_*     states  float [slots][LENGTH - 1][CHANNELS] (causal_conv.cl)
-// qkv      float [n][CHANNELS]: q of each of N_K heads, k, v of each of N_V heads      gates  float [n][N_V][2]: decay, rate
-// Index space: groups (ceil((2 N_K + N_V) / HEADS_PER_GROUP), n) of LOCAL_SIZE; a group's work-items share its heads' columns.
+// qkv      float [n][CHANNELS]: q for N_K heads, k, v for N_V heads      gates  float [n][N_V][2]: decay, rate
+// Index space: groups (ceil((2 N_K + N_V) / HEADS_PER_GROUP), n), local size LOCAL_SIZE; a group's work-items share its heads' columns.
 // Build: N_K, N_V, D_K, D_V (multiples of 16), HEADS_PER_GROUP, LOCAL_SIZE (a power of two), and LENGTH, WIDTH, EACH_ALONE of
 // causal_conv.cl. Local memory: 4 LOCAL_SIZE bytes.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(HEADS_PER_GROUP) || !defined(LOCAL_SIZE)

@@ -1,27 +1,28 @@
-// The gated delta rule (Yang et al., "Gated Delta Networks", 2024, equation 10), token by token. Of each value head, with the query and
-// the key of its key head:
+// The gated delta rule (Yang et al., "Gated Delta Networks", 2024, equation 10), token by token. For each value head, with its key
+// head's query and key:
 //
 //   S = decay S;   S += k (rate (v - S^T k))^T;   out = S^T q
 //
-// computed as  p = S^T k, r = S^T q of the state before;  d = rate (v - decay p);  out = decay r + d (k . q);  S = decay S + k d^T
-// so that the rows of S, which are shared among work-items, meet once a token.
+// computed as  p = S^T k, r = S^T q with the old state;  d = rate (v - decay p);  out = decay r + d (k . q);  S = decay S + k d^T
+// so that work-items, which share the rows of S, reduce once per token.
 //
-// qkv     float [n][2 N_K D_K + N_V D_V]: q and k of N_K heads, v of N_V      gates  float [n][N_V][2]: decay, rate
-// state   int, see STATE_*; at position 0 what the slot holds counts as 0     states float [slots][N_V][D_K][D_V]
+// qkv     float [n][2 N_K D_K + N_V D_V]: q and k for N_K heads, v for N_V      gates  float [n][N_V][2]: decay, rate
+// state   int, see STATE_*; at position 0 the slot counts as 0     states float [slots][N_V][D_K][D_V]
 // out     float [n][N_V][D_V]
 //
-//   S of a head    columns of a group: COLUMNS WIDTH
+//   S of a head    a group's columns: COLUMNS WIDTH
 //                  +----------------+
-//     part 0       | rows 0 ..      |  each work-item: D_K / PARTS rows of WIDTH columns, in registers from the first token to the last
+//     part 0       | rows 0 ..      |  each work-item: D_K / PARTS rows of WIDTH columns, in registers for the whole step
 //     part 1       |                |
 //                  +----------------+
 //
-// Index space: groups (D_V / (COLUMNS WIDTH), N_V) of COLUMNS PARTS for consecutive tokens of one sequence: those from `first` on, SEGMENT
-// at most; and what S is after the tokens before a snapshot goes into its slot, too. Or (EACH_ALONE) groups (.., N_V, n) for rows of a
-// sequence each.
-// Build: N_K, N_V, D_K, D_V, COLUMNS, PARTS (divides D_K), WIDTH (lanes.cl), EACH_ALONE, SEGMENT, HEADS_IN_TURN (value head h has key head
-// h % N_K; else heads of one key head are neighbours), those of the step state.
-// Local memory: 12 COLUMNS WIDTH PARTS bytes, none with one part.
+// Index space: groups (D_V / (COLUMNS WIDTH), N_V), local size COLUMNS PARTS, for up to SEGMENT consecutive tokens in one sequence, from
+// `first` on; S after the tokens before a snapshot also goes into the snapshot's slot. With EACH_ALONE: groups (.., N_V, n), each row a
+// separate sequence.
+// Build: N_K, N_V, D_K, D_V, COLUMNS, PARTS (divides D_K), WIDTH (lanes.cl), EACH_ALONE, SEGMENT, HEADS_IN_TURN (value head h has key
+// head
+// h % N_K; else value heads with the same key head are neighbours), step state constants.
+// Local memory: 12 COLUMNS WIDTH PARTS bytes, none with a single part.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(COLUMNS) || !defined(PARTS) || !defined(WIDTH) || \
     !defined(EACH_ALONE) || !defined(SEGMENT) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT) || !defined(STATE_SNAPSHOT)
 #error "delta_rule.cl needs N_K, N_V, D_K, D_V, COLUMNS, PARTS, WIDTH, EACH_ALONE, SEGMENT, HEADS_IN_TURN, STATE_RECURRENT, STATE_SNAPSHOT"
@@ -35,7 +36,7 @@
 #if WIDTH == 1
 #define ROWS_IN_REGISTERS _Pragma("unroll")
 #else
-#define ROWS_IN_REGISTERS  // more than a CPU has: unrolled, they took Intel's compiler 4 to 7 times as long
+#define ROWS_IN_REGISTERS  // more than a CPU has: unrolling made Intel's compiler 4 to 7 times slower
 #endif
 
 __kernel __attribute__((reqd_work_group_size(COLUMNS * PARTS, 1, 1)))

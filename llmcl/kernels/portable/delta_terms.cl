@@ -1,24 +1,24 @@
-// What the tokens of a chunk do to each other in the gated delta rule, whatever the state before them is (Yang et al., "Parallelizing
-// Linear Transformers with the Delta Rule", 2024, and "Gated Delta Networks", 2024: the WY form). Of each value head, with
-// r[t][s] = decay[s + 1] ... decay[t] and g[t] = decay[first of the chunk] ... decay[t]:
+// The part of the gated delta rule within a chunk that doesn't depend on the state (Yang et al., "Parallelizing Linear Transformers with
+// the Delta Rule", 2024, and "Gated Delta Networks", 2024: the WY form). For each value head, with
+// r[t][s] = decay[s + 1] ... decay[t] and g[t] = decay[chunk's first] ... decay[t]:
 //
 //   A[t][s] = rate[t] r[t][s] (k[t] . k[s])  for s < t
 //   w = (1 + A)^-1 (rate g k)      u = (1 + A)^-1 (rate v)      b[t][s] = r[t][s] (q[t] . k[s])  for s <= t, else 0
-//   factors[t] = g[t], r[last of the chunk][t]
+//   factors[t] = g[t], r[chunk's last][t]
 //
-// delta_chunks.cl does the rest with them.
+// delta_chunks.cl uses them for the rest.
 //
-// qkv      float [n][2 N_K D_K + N_V D_V]: q and k of N_K heads, v of N_V      gates  float [n][N_V][2]: decay, rate
-// state    int, see STATE_*, which has n. Chunks are such that a snapshot (conv_state.cl) is taken between two of them: the first may be
+// qkv      float [n][2 N_K D_K + N_V D_V]: q and k for N_K heads, v for N_V      gates  float [n][N_V][2]: decay, rate
+// state    int, see STATE_*, holds n. Chunks are cut so that a snapshot (conv_state.cl) falls between two chunks: the first may be
 //          shorter
 // w        float [n][N_V][D_K]     u        float [n][N_V][D_V]
 // b        float [n][N_V][CHUNK]   factors  float [n][N_V][2]
 //
-// Index space: groups (ceil(n / CHUNK), N_V) of LOCAL_SIZE. First the products of keys and queries with keys, SLICE columns at a time:
-// a work-item has 4 tokens and 2 keys. Then a work-item a key multiplies by the decays, from token to token. Then a work-item solves for
-// a column of w and one of u, token by token: what is left of them is in registers, the next token's number in the first.
+// Index space: groups (ceil(n / CHUNK), N_V), local size LOCAL_SIZE. First the products of keys and queries with keys, SLICE columns at
+// a time: a work-item has 4 tokens and 2 keys. Then one work-item per key multiplies by the decays, token by token. Then each work-item
+// solves for a column of w and a column of u, token by token: the remaining terms stay in registers, the next token's in the first.
 // Build: N_K, N_V, D_K, D_V (multiples of 16), CHUNK (a multiple of 4), SLICE (divides D_K, a multiple of 4), LOCAL_SIZE (CHUNK CHUNK / 8,
-// at least 2 CHUNK + 1), HEADS_IN_TURN (as in delta_rule.cl), those of the step state.
+// at least 2 CHUNK + 1), HEADS_IN_TURN (see delta_rule.cl), step state constants.
 // Local memory: 4 CHUNK (2 SLICE + 2 CHUNK + 19) bytes.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(CHUNK) || !defined(LOCAL_SIZE) || \
     !defined(SLICE) || !defined(HEADS_IN_TURN) || !defined(STATE_N_TOKENS) || !defined(STATE_SNAPSHOT)
@@ -27,9 +27,9 @@
 #include "common/common.cl"
 
 #define CHANNELS (2 * N_K * D_K + N_V * D_V)
-#define SLICE_PITCH (SLICE + 4)  // rows of neighbouring keys lie in different banks, and begin at a float4
+#define SLICE_PITCH (SLICE + 4)  // spreads neighbouring keys' rows over banks, aligned to float4
 #define PITCH (CHUNK + 4)
-#define KEYS (CHUNK / 2)  // key s of a work-item, and s + KEYS
+#define KEYS (CHUNK / 2)  // a work-item's keys: s and s + KEYS
 #define UNROLL _Pragma("unroll")
 
 #define four(p) (*(__local const float4*)(p))
@@ -48,7 +48,7 @@ void delta_terms(__global const float* qkv, __global const float* gates, __globa
     if (n <= 0) return;  // the same for the whole group
     const int key_head = HEADS_IN_TURN ? v % N_K : v / (N_V / N_K);
     qkv += (size_t)first * CHANNELS;
-    const size_t row = (size_t)first * N_V + v;  // of token t: row + t N_V
+    const size_t row = (size_t)first * N_V + v;  // token t's row: row + t N_V
 
     if (lid < CHUNK) {
         decays[lid] = lid < n ? gates[(row + lid * N_V) * 2] : 1.0f;

@@ -1,18 +1,18 @@
-// A token of each sequence through a gated delta net, between its projections: what delta_inputs.cl, delta_rule.cl and gated_norm.cl
-// compute one after the other, in one launch.
+// Runs a gated delta net, between its projections, for one token per sequence: fuses delta_inputs.cl, delta_rule.cl and gated_norm.cl
+// into one launch.
 //
-//   q, k, v, decay, rate  of the row, see delta_inputs.cl;  S = decay S,  S += k (rate (v - S^T k))^T;  out = norm(S^T q) silu(z)
+//   q, k, v, decay, rate  from the row, see delta_inputs.cl;  S = decay S,  S += k (rate (v - S^T k))^T;  out = norm(S^T q) silu(z)
 //
-// rows     float [n][2 N_K D_K + 2 N_V D_V + 2 N_V]: q, k, v, z, b, a     weights  float [LENGTH][CHANNELS], of the oldest input first
-// scalars  float [2][N_V]: A, below 0, and the bias of a                  norm     float [D_V]
-// state    int, see STATE_*; at position 0 what the slots hold counts as 0
+// rows     float [n][2 N_K D_K + 2 N_V D_V + 2 N_V]: q, k, v, z, b, a     weights  float [LENGTH][CHANNELS], oldest input first
+// scalars  float [2][N_V]: A, below 0, and the bias added to a            norm     float [D_V]
+// state    int, see STATE_*; at position 0 the slot counts as 0
 // inputs   float [slots][LENGTH - 1][CHANNELS] (causal_conv.cl)           states   float [slots][N_V][D_K][D_V]
 // out      float [n][N_V][D_V]
 //
-// Index space: groups (N_K, n) of LOCAL_SIZE: a key head with its value heads, whose channels nobody else needs. A work-item has D_K /
-// PARTS rows of a column of S at a time, in registers; COLUMNS are those of all its value heads, side by side.
+// Index space: groups (N_K, n), local size LOCAL_SIZE: a key head with its value heads, which share no channels with other groups. A
+// work-item has D_K / PARTS rows in a column of S at a time, in registers; COLUMNS covers all its value heads, side by side.
 // Build: N_K, N_V, D_K, D_V (multiples of 16), LENGTH, PARTS (divides D_K), LOCAL_SIZE (a divisor of COLUMNS times PARTS), EPS,
-// HEADS_IN_TURN (as in delta_rule.cl), those of the step state. Local memory: 4 (2 D_K + 2 COLUMNS + 3 LOCAL_SIZE + 2 N_V / N_K) bytes.
+// HEADS_IN_TURN (see delta_rule.cl), step state constants. Local memory: 4 (2 D_K + 2 COLUMNS + 3 LOCAL_SIZE + 2 N_V / N_K) bytes.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(PARTS) || !defined(LOCAL_SIZE) || !defined(EPS) || \
     !defined(HEADS_IN_TURN)
 #error "delta_token.cl needs N_K, N_V, D_K, D_V, PARTS, LOCAL_SIZE, EPS, HEADS_IN_TURN and the build constants of causal_conv.cl"
@@ -35,7 +35,7 @@ inline int value_head(const int key_head, const int number) {
     return HEADS_IN_TURN ? key_head + number * N_K : key_head * OF_KEY + number;
 }
 
-// n: a multiple of 4. In parts, so that no addition waits for all before it.
+// n: a multiple of 4. Four partial sums, to shorten the chain of dependent additions.
 inline float sum_of_squares(__local const float* x, const int n) {
     float4 sum = 0.0f;
     for (int i = 0; i < n / 4; ++i) {
@@ -45,16 +45,16 @@ inline float sum_of_squares(__local const float* x, const int n) {
     return (sum.x + sum.y) + (sum.z + sum.w);
 }
 
-// What the work-item has of S, from row `part` ROWS on.
+// Loads the work-item's part of S, from row `part` ROWS on.
 #define LOAD_S(from) \
     UNROLL for (int i = 0; i < ROWS; ++i) s[i] = has_past ? (from)[i * D_V] : 0.0f;
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void delta_token(__global const float* rows, __global const float* weights, __global const float* scalars, __global const float* norm,
                  __global const int* state, __global float* inputs, __global float* states, __global float* out) {
-    __local float heads[2 * D_K + COLUMNS] __attribute__((aligned(16)));  // q, k, v of each value head
+    __local float heads[2 * D_K + COLUMNS] __attribute__((aligned(16)));  // q, k, v for each value head
     __local float outputs[COLUMNS] __attribute__((aligned(16)));          // S^T q
-    __local float gates[2 * OF_KEY];                                      // decay and rate of each value head
+    __local float gates[2 * OF_KEY];                                      // decay and rate for each value head
     __local float met_p[LOCAL_SIZE], met_r[LOCAL_SIZE], met_kq[LOCAL_SIZE];
     __local const float *q = heads, *k = heads + D_K, *v = heads + 2 * D_K;
     const int lid = get_local_id(0), part = lid / COLUMNS_AT_ONCE, key_head = get_group_id(0), t = get_group_id(1);
@@ -62,11 +62,11 @@ void delta_token(__global const float* rows, __global const float* weights, __gl
     __global const float* row = rows + (size_t)t * ROW;
     const bool has_past = of_row[STATE_POSITION] > 0;
     __global float* own = states + ((size_t)of_row[STATE_RECURRENT] * N_V * D_K + part * ROWS) * D_V;
-    float s[ROWS];  // on their way while the heads are computed
+    float s[ROWS];  // in flight while the heads are computed
     LOAD_S(own + COLUMN_OF_S(lid % COLUMNS_AT_ONCE))
 
     for (int i = lid; i < 2 * D_K + COLUMNS; i += LOCAL_SIZE) {
-        const int column = i - 2 * D_K, head = i / D_K;  // of a value; 0 of queries, 1 of keys
+        const int column = i - 2 * D_K, head = i / D_K;  // value column; head 0: queries, 1: keys
         const int channel = column < 0 ? (head * N_K + key_head) * D_K + i % D_K
                                        : 2 * N_K * D_K + value_head(key_head, column / D_V) * D_V + column % D_V;
         const float y = convolved(rows, weights, of_row, inputs, t, channel);

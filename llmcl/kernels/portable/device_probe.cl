@@ -1,6 +1,6 @@
-// out[i] = exp(x[i]) + the sum of x over i's work-group + SALT: does the driver compile a kernel, and compute with it?
-// x, out  float [groups][16]. Index space: groups of 16. Local memory: 64 bytes.
-// Build: SALT, a number of this driver and processor, so that no program is found which another machine's compiler left.
+// out[i] = exp(x[i]) + the sum of x over i's work-group + SALT: tests whether the driver compiles and runs a kernel.
+// x, out  float [groups][16]. Index space: groups, local size 16. Local memory: 64 bytes.
+// Build: SALT, a number for this driver and processor, to avoid a cached program from another machine's compiler.
 #ifndef SALT
 #error "device_probe.cl needs the build constant SALT"
 #endif

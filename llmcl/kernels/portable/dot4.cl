@@ -1,8 +1,8 @@
-// dot4(a, b, sum) = sum + a0 b0 + a1 b1 + a2 b2 + a3 b3 of the signed bytes of two words, as the device's instruction does it.
+// dot4(a, b, sum) = sum + a0 b0 + a1 b1 + a2 b2 + a3 b3 for the signed bytes in two words, with the device's instruction.
 //
-// Build: DOT, the form (portable/dot_product.py): DOT_KHR is cl_khr_integer_dot_product, which drivers declare in OpenCL C 3.0 alone
-// and know in 1.2, too. Of its functions without a sum Intel's compiler makes calls. The others are clang's names for the
-// instruction of AMD's GPUs up to RDNA 2, and since RDNA 3.
+// Build: DOT, the form (portable/dot_product.py): DOT_KHR is cl_khr_integer_dot_product, declared by drivers only in OpenCL C 3.0
+// but available in 1.2 too. (Intel's compiler turns the variants without a sum into calls.) The remaining forms are clang's builtins for
+// AMD GPUs up to RDNA 2, and since RDNA 3.
 #define DOT_KHR 1
 #define DOT_AMD 2
 #define DOT_AMD_SINCE_RDNA3 3

@@ -1,4 +1,4 @@
-// out[i] = i + the dot product of the bytes of a[i] and b[i]: does the device multiply as portable/dot4.cl takes it to?
+// out[i] = i + the dot product of the bytes in a[i] and b[i]: tests the device's dot4 (portable/dot4.cl).
 // a, b  int [n], four signed bytes each     out  int [n]     Index space: n work-items. Build: DOT.
 #include "portable/dot4.cl"
 

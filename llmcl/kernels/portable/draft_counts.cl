@@ -1,13 +1,13 @@
-// How often the answer has each token as each row of a step knows it, for presence and frequency penalty: the first row of a text
-// is the token sampled last, which is counted already, and a row knows itself and the drafted ones before it.
+// Each token's count in the answer as seen by each row in a step, for presence and frequency penalty. A text's first row is the token
+// sampled last, already counted; a row sees itself and the drafted rows before it.
 //
-//   out[r][v] = counts[text][v] + number of rows i <= r of the same text, without its first, with the token v
+//   out[r][v] = counts[text][v] + number of rows i <= r in the same text, without its first, with the token v
 //
 // state, texts  int, see draft_rows.cl     tokens  int [.], likewise
 // counts        int [texts][VOCAB]         out     int [n][VOCAB]
 //
-// Index space: (ceil(VOCAB / (LOCAL_SIZE RUN)), n), LOCAL_SIZE work-items a group, each with RUN neighbouring tokens of the
-// vocabulary. Build: VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS, those of the step state.
+// Index space: (ceil(VOCAB / (LOCAL_SIZE RUN)), n), local size LOCAL_SIZE; each work-item has RUN neighbouring tokens in the
+// vocabulary. Build: VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS, step state constants.
 #if !defined(VOCAB) || !defined(RUN) || !defined(LOCAL_SIZE) || !defined(TEXTS) || !defined(TEXT_SLOTS) || !defined(STATE_POSITION)
 #error "draft_counts.cl needs the build constants VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS and those of the step state"
 #endif

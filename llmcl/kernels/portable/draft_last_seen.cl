@@ -1,15 +1,15 @@
-// The latest position of each token as each row of a step knows it, for the repetition penalty: a row knows itself and the rows
-// of its text before it, and nothing of those after it.
+// Each token's latest position as seen by each row in a step, for the repetition penalty. A row sees itself and the text's earlier
+// rows, not the later rows.
 //
-//   out[r][v] = the largest position of a row i <= r of the same text with the token v, or where there is none last_seen[text][v]
+//   out[r][v] = the largest position among rows i <= r in the same text with the token v, or last_seen[text][v] without such a row
 //
-// state      int, of the step (step_rows.cl)   tokens  int [.]: see draft_rows.cl
+// state      int, the step's (step_rows.cl)     tokens  int [.]: see draft_rows.cl
 // texts      int, see draft_rows.cl
 // last_seen  int [texts][VOCAB]: latest positions before the step, negative: never
 // out        int [n][VOCAB]
 //
-// Index space: (ceil(VOCAB / (LOCAL_SIZE RUN)), n), LOCAL_SIZE work-items a group, each with RUN neighbouring tokens of the
-// vocabulary. Build: VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS, those of the step state.
+// Index space: (ceil(VOCAB / (LOCAL_SIZE RUN)), n), local size LOCAL_SIZE; each work-item has RUN neighbouring tokens in the
+// vocabulary. Build: VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS, step state constants.
 #if !defined(VOCAB) || !defined(RUN) || !defined(LOCAL_SIZE) || !defined(TEXTS) || !defined(TEXT_SLOTS) || !defined(STATE_POSITION)
 #error "draft_last_seen.cl needs the build constants VOCAB, RUN, LOCAL_SIZE, TEXTS, TEXT_SLOTS and those of the step state"
 #endif

@@ -1,18 +1,18 @@
-// The step that verifies drafts: each text has the token that it sampled last as a row, and after it the drafted ones. What
-// is sampled of a row is token number text.step + i of the text's answer, at position text.position + i, as if the rows before
-// had been sampled one by one; i counts the rows of the text. So each row gets a record of its own, as a sequence of `rows`.
+// Prepares a step that verifies drafts: each text's last sampled token becomes a row, followed by the drafted tokens. Row i of a text
+// samples token number text.step + i in the text's answer at position text.position + i, as if the earlier rows had been sampled one by
+// one. Each row therefore gets its own record, like a sequence in `rows`.
 //
-//   record r: position of the row, one token, step of the text + i;    row_sampling[r] = sampling of the text
+//   record r: row position, one token, text step + i;    row_sampling[r] = the text's sampling
 //
-// Of a step of one text the drafted tokens become its rows here: tokens[1 + i] = draft[1 + i], n_tokens = 1 + draft[0].
+// In a step with a single text the drafted tokens become rows here: tokens[1 + i] = draft[1 + i], n_tokens = 1 + draft[0].
 //
-// draft         int [MAX_ROWS]: the number of drafted tokens, 0 to MAX_ROWS - 1, and these; not read of several texts
-// state         int, of the step (step_rows.cl)     tokens  int [.]: of each text the token sampled last
-// texts         int: the step state of the texts, of which a record has TEXT_SLOTS, the first at TEXTS
+// draft         int [MAX_ROWS]: number of drafted tokens, 0 to MAX_ROWS - 1, then the tokens; not read with several texts
+// state         int, the step's (step_rows.cl)       tokens  int [.]: each text's last sampled token
+// texts         int: the texts' step state, with TEXT_SLOTS per record, the first at TEXTS
 // sampling      int [texts][SAMPLING_SLOTS], row_sampling [rows][SAMPLING_SLOTS]
-// rows          int: a step state of MAX_ROWS sequences, each of which stands for a row: ROW_RECORD_SLOTS, the first at ROW_RECORDS
+// rows          int: a step state for MAX_ROWS sequences, one per row: ROW_RECORD_SLOTS each, the first at ROW_RECORDS
 //
-// Index space: one group of MAX_ROWS. Build: MAX_ROWS, SAMPLING_SLOTS, TEXTS, TEXT_SLOTS, ROW_RECORDS, ROW_RECORD_SLOTS, those of
+// Index space: one group, local size MAX_ROWS. Build: MAX_ROWS, SAMPLING_SLOTS, TEXTS, TEXT_SLOTS, ROW_RECORDS, ROW_RECORD_SLOTS,
 // the step state. The host must have checked the ids, and that the step state has room for the rows.
 #if !defined(MAX_ROWS) || !defined(SAMPLING_SLOTS) || !defined(TEXTS) || !defined(TEXT_SLOTS) || !defined(ROW_RECORDS) || \
     !defined(ROW_RECORD_SLOTS) || !defined(STATE_STEP)

@@ -1,20 +1,20 @@
-// The embedding row and the rotation of each token of a step.
+// Embeds each token in a step, and computes its rotation.
 //
 //   x[t] = scale table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position of t) * f_i
 //
 // table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
-// tokens     int [n], or of each sequence (step_rows.cl)     state      see STATE_*
+// tokens     int [n], or one per sequence (step_rows.cl)     state      see STATE_*
 // rotation   float [2][HEAD_DIM/2]: f, m
 // x          float [n][hidden]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
-// last_seen  int [vocab], of each sequence: the latest position of each token, for the repetition penalty
+// last_seen  int [vocab] per sequence: each token's latest position, for the repetition penalty
 //
-// Index space: one work-group of LOCAL_SIZE a token. Build: WEIGHT, HEAD_DIM, LOCAL_SIZE.
+// Index space: a work-group per token, local size LOCAL_SIZE. Build: WEIGHT, HEAD_DIM, LOCAL_SIZE.
 // The host must have checked that 0 <= tokens[t] < vocab. The angle is rounded to float32, as in transformers.
 #if !defined(WEIGHT) || !defined(HEAD_DIM) || !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
 #error "embed.cl needs the build constants WEIGHT, HEAD_DIM, LOCAL_SIZE and those of the step state"
 #endif
-#define K hidden  // an argument: models of other sizes share a program
+#define K hidden  // an argument: models with different sizes share a program
 #include "common/tiles.cl"
 #include "common/rope_table.cl"
 #include "common/step_rows.cl"

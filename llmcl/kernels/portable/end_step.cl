@@ -5,8 +5,8 @@ inline bool counts_tokens(__global const int* sampling) {
     return (sampling[SAMPLING_PRESENCE] | sampling[SAMPLING_FREQUENCY]) != 0;
 }
 
-// Hands the token of a row to the host and to the next step, and moves the position on: the step's end. One work-item.
-// If no logit is a number, or the best score is infinite, the token is VOCAB and the host reports it.
+// Ends the step: hands a row's token to the host and to the next step, and advances the position. Run by one work-item.
+// If no logit is a number, or the best score is infinite, the token is VOCAB and the host reports an error.
 inline void end_step(const float2 best, const int row, __global const int* sampling, __global int* state, __global int* tokens,
                      __global int* sampled, __global int* counts) {
     const int token = isinf(best.x) ? VOCAB : as_int(best.y);

@@ -1,16 +1,17 @@
-// The outputs of the chosen experts, added to each token's row on any device: a work-group a tile of rows, of all the experts.
+// Adds the chosen experts' outputs to each token's row on any device: a work-group computes a row tile over all its experts.
 //
 //   out[t][r] += sum_s weights[t][s] (sum_k W[e][r][k] x[t][s][k] (+ bias[e][r])),   e = ids[t][s]
 //
-// weight   tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, each N rows; others count nothing
+// weight   tiles (tiles.cl) for experts first_expert .. first_expert + N_EXPERTS - 1, each N rows; other experts add nothing
 // x    float [n][TOP_K][K]     ids  int [n][TOP_K]     weights  float [n][TOP_K]     out  float [n][N]
 //
 // bias  float [experts][N], with BIAS (expert_bias.cl)
 //
-// Index space: (N / 16, n) groups of LOCAL_SIZE. To its work-items the tiles of the TOP_K experts are one, of TOP_K K columns:
+// Index space: (N / 16, n) groups, local size LOCAL_SIZE. Work-items treat the TOP_K experts' tiles as a single tile with TOP_K K
+// columns:
 // portable/tile_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) + 8 TOP_K bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) + 8 TOP_K bytes, PIECE_ROWS 8 with 16-bit weights, else 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(LOCAL_SIZE) || \
     !defined(AT_ONCE) || !defined(AHEAD)
 #error "portable/experts_down.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, LOCAL_SIZE, AT_ONCE, AHEAD"
@@ -24,10 +25,10 @@
 #define ALL_PIECES (TOP_K * N_PIECES)
 
 typedef struct {
-    __global const CAT(WEIGHT, _t)* weight;  // from the group's tile of the first expert on
+    __global const CAT(WEIGHT, _t)* weight;  // the group's tile for the first expert
     __global const float* x;
-    __local const int* experts;    // of each slot, those of this buffer counted from 0
-    __local const float* factors;  // 0 for an expert of another buffer
+    __local const int* experts;    // per slot, counted from this buffer's first expert
+    __local const float* factors;  // 0 for an expert in another buffer
 } operands;
 
 inline piece piece_at(const operands* o, const int t, const int p) {

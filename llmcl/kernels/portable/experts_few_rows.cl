@@ -1,13 +1,13 @@
-// A product of few tokens with the experts that they go to, on any device: a block of few slots of one expert a work-group.
-// Formula and arguments as in portable/experts_prefill.cl, but the blocks have up to BLOCK_ROWS slots, of
-// which a work-group takes ROWS.
+// Multiplies few tokens by their experts on any device: a work-group processes a block with few slots for one expert.
+// Formula and arguments as in portable/experts_prefill.cl, except for blocks with up to BLOCK_ROWS slots, ROWS per work-group.
 //
-// Index space: (blocks BLOCK_ROWS / ROWS, units) groups of LOCAL_SIZE; a unit: a tile, or with SWIGLU a gate and an up tile. Groups
-// with the same unit are neighbours, so that of the blocks of an expert one reads it from memory and the others from a cache.
-// How the work-items share a tile: portable/few_rows_product.cl. Blocks of one slot and of two have loops of their own.
+// Index space: (blocks BLOCK_ROWS / ROWS, units) groups, local size LOCAL_SIZE; a unit: a tile, or with SWIGLU a gate and an up tile.
+// Groups
+// with the same unit are neighbours: a single group reads an expert's unit from memory, the rest from a cache.
+// How the work-items share a tile: portable/few_rows_product.cl. Blocks with one or two slots have separate loops.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, BLOCK_ROWS (a multiple of ROWS),
 // ROWS, LOCAL_SIZE (a power of two >= 16).
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with 16-bit weights, else 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
     !defined(EPILOGUE) || !defined(BLOCK_ROWS) || !defined(ROWS) || !defined(LOCAL_SIZE)
 #error "portable/experts_few_rows.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, BLOCK_ROWS, ROWS, LOCAL_SIZE"
@@ -47,7 +47,7 @@ void experts_few_rows(__global const CAT(WEIGHT, _t)* weight, __global const row
     bias += (size_t)block.x * EXPERT_TILES * 16;
 #endif
 #pragma unroll
-    for (int r = 0; r < ROWS; ++r) {  // of slots that are not there as well: of barriers in a branch PoCL 3.0 makes wrong code
+    for (int r = 0; r < ROWS; ++r) {  // missing slots too: PoCL 3.0 miscompiles barriers in a branch
         float y = sum_of_rows(own[0][r], sums, parts, lid);
 #if EPILOGUE == EPILOGUE_SWIGLU
         float up = sum_of_rows(own[1][r], sums, parts, lid);

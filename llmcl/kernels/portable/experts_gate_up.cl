@@ -1,16 +1,16 @@
-// What the chosen experts make of each token on any device: a work-group an expert's gate and up tile, as linear_decode.cl.
+// Computes each token's gated hidden rows for its experts on any device: a work-group per gate and up tile, like linear_decode.cl.
 //
 //   out[t][s][r] = GATE(gate) up,   gate, up = scale sum_k W[e][k] (x[t][k] norm[k]) (+ bias) of rows r,   e = ids[t][s]
 //   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
 //
-// weight  tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, each 2 N rows, gate and up in turn
-// x    float [n][K]     norm  float [K]     ids  int [n][TOP_K]     out  float [n][TOP_K][N]; of other experts it is left
+// weight  tiles (tiles.cl) for experts first_expert .. first_expert + N_EXPERTS - 1, each 2 N rows, gate and up in turn
+// x    float [n][K]     norm  float [K]     ids  int [n][TOP_K]     out  float [n][TOP_K][N]; unchanged for other experts
 //
-// bias    float [experts][2][N], with BIAS, of gate and of up (expert_bias.cl)
+// bias    float [experts][2][N], with BIAS: gate, up (expert_bias.cl)
 //
-// Index space: (N / 16, n TOP_K) groups of LOCAL_SIZE. How the work-items share the tiles: portable/tile_product.cl.
+// Index space: (N / 16, n TOP_K) groups, local size LOCAL_SIZE. How the work-items share the tiles: portable/tile_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with 16-bit weights, else 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(GATE) || \
     !defined(NORM) || !defined(EPS) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD)
 #error "portable/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS, LOCAL_SIZE, AT_ONCE, AHEAD"

@@ -1,15 +1,15 @@
-// A product of many tokens with the experts that they go to, on any device: a block of tokens of one expert a work-group.
+// Multiplies many tokens by their experts on any device: a work-group processes a token block for one expert.
 //
-//   out[i][r] = sum_k W[e][r][k] x[i / SLOTS][k] (+ bias),   i = order[first ..], e of the tokens' block
+//   out[i][r] = sum_k W[e][r][k] x[i / SLOTS][k] (+ bias),   i = order[first ..], e the block's expert
 //   EPILOGUE: SWIGLU out[i][r] = GATE(gate[r]) up[r], tiles alternate gate, up;  STORE out[i][r] = weights[i] times the sum
 //
-// weight  tiles (tiles.cl) of the experts first_expert .. first_expert + N_EXPERTS - 1, EXPERT_TILES each; out of others is left
-// x       float [n][K], the rows of n SLOTS slots                 order, blocks  see portable/group_by_expert.cl
+// weight  tiles (tiles.cl) for experts first_expert .. first_expert + N_EXPERTS - 1, EXPERT_TILES each; other experts' out is unchanged
+// x       float [n][K], rows for n SLOTS slots                    order, blocks  see portable/group_by_expert.cl
 // weights float [n SLOTS], not read with SWIGLU                   out            float [n SLOTS][N]
 //
-// bias    float [experts][EXPERT_TILES 16], with BIAS, those of gate before those of up (expert_bias.cl)
+// bias    float [experts][EXPERT_TILES 16], with BIAS, gate before up (expert_bias.cl)
 //
-// Index space: (ceil(EXPERT_TILES / ITEM_ROWS), blocks) groups of (16, 16). How they share a block: portable/block_product.cl.
+// Index space: (ceil(EXPERT_TILES / ITEM_ROWS), blocks) groups, local size (16, 16). Work sharing in a block: portable/block_product.cl.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, ITEM_TOKENS (BLOCK_ROWS / 16:
 // 4), ITEM_ROWS (4 or 8).
 // Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.

@@ -1,7 +1,7 @@
-// x[t] += the outputs of its experts, in place: sum_s y[t][s].
+// x[t] += its experts' outputs, in place: sum_s y[t][s].
 //
 // y  OUTPUTS [n][TOP_K][COLUMNS]     x  float [n][COLUMNS]
-// Index space: groups (ceil(COLUMNS / (16 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 16 values.
+// Index space: groups (ceil(COLUMNS / (16 RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN 16-wide pieces.
 // Build: COLUMNS (a multiple of 16), TOP_K, RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE, OUTPUTS (f32, f16 or bf16).
 #if !defined(COLUMNS) || !defined(TOP_K) || !defined(RUN) || !defined(LOCAL_SIZE) || !defined(OUTPUTS)
 #error "experts_sum.cl needs the build constants COLUMNS, TOP_K, RUN, LOCAL_SIZE, OUTPUTS"

@@ -1,11 +1,11 @@
-// The product of a 16-row tile, or of a gate and an up tile, with up to ROWS rows of x, shared by the work-items of a group: a piece
-// of a tile is read and widened once for all rows. How the work-items share a tile: portable/tile_product.cl.
+// Multiplies a 16-row tile, or a gate and an up tile, by up to ROWS rows of x, shared by a group's work-items. A tile piece is read and
+// widened once for all rows. How the work-items share a tile: portable/tile_product.cl.
 //
 // With DOT (dot4.cl) x is rounded to 8 bits: see round_rows.cl.
 //
-// Build: WEIGHT, K, ROWS, LOCAL_SIZE. A kernel defines TILES_AT_ONCE, 1 or 2, before, and declares ROW_SUMS at its head.
+// Build: WEIGHT, K, ROWS, LOCAL_SIZE. A kernel first defines TILES_AT_ONCE, 1 or 2, and declares ROW_SUMS at its head.
 #define INTEL_LANES 8
-#define SUMS_IN_REGISTERS (SUB_GROUP == 1)  // Intel's; elsewhere they take registers of the other rows' sums
+#define SUMS_IN_REGISTERS (SUB_GROUP == 1)  // Intel only; elsewhere the row sums need the registers
 #define NORM 0
 #define SHARED_NUMBERS 1
 #include "portable/tile_pieces.cl"
@@ -29,7 +29,7 @@ inline columns columns_of(__global const float* row, const int p, const uint pow
 }
 #endif
 
-// A work-item's share: own[t][r] = the sums of its pieces' rows of tile t times rows[r], r < n_rows; n_rows: a constant.
+// A work-item's share: own[t][r] = its pieces' rows in tile t times rows[r], r < n_rows; n_rows: a constant.
 IN_REGISTERS inline void add_rows(float own[TILES_AT_ONCE][ROWS][PIECE_ROWS], __global const CAT(WEIGHT, _t)* tile,
                                   __global const row_t* const* rows, const int n_rows, const int lid, const uint power) {
 #pragma unroll
@@ -46,7 +46,7 @@ IN_REGISTERS inline void add_rows(float own[TILES_AT_ONCE][ROWS][PIECE_ROWS], __
 #pragma unroll
         for (int r = 0; r < ROWS; ++r) {
             if (r >= n_rows) continue;
-            columns c;  // assigned and not initialised: of the latter LLVM makes a call that Oclgrind does not know
+            columns c;  // assigned, not initialised: LLVM turns an initialiser into a call unknown to Oclgrind
             c = columns_of(rows[r], p, power);
 #pragma unroll
             for (int t = 0; t < TILES_AT_ONCE; ++t) add_piece(own[t][r], &now[t], &c, p);

@@ -1,23 +1,23 @@
-// A piece of a tile of floating-point weights: 16 bytes of one column, what a work-item reads at once.
+// A piece of a floating-point weight tile: 16 bytes in one column, read at once by a work-item.
 //
-//     piece p:         0          1          2          3     ...     tile memory, 16 values a column (here of 16 bits):
+//     piece p:         0          1          2          3     ...     tile memory, 16 values per column (16-bit values here):
 //     column:          0          0          1          1             [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
 //     rows:           0-7        8-15       0-7        8-15           neighbours read neighbouring 16 bytes
 //
 // portable/quant_piece.cl has the same for quantised weights. After portable/widen.cl. Build: WEIGHT, K, NORM.
 #define PIECE_ROWS (16 / (int)sizeof(CAT(WEIGHT, _t)))
 #define TWINS (16 / PIECE_ROWS)  // pieces with the same columns
-#define N_PIECES (K * TWINS)     // of a tile
+#define N_PIECES (K * TWINS)     // per tile
 
 typedef uint4 piece;
 typedef float columns;
 
-// A pointer to a vector says that the address is a multiple of 16: one load, where vload8 may become eight.
+// A vector pointer promises an address that is a multiple of 16: one load, where vload8 may become eight.
 inline piece load_piece(__global const CAT(WEIGHT, _t)* tile, const int p) { return ((__global const uint4*)tile)[p]; }
 
-#define HIDDEN_POWER(known) 0u  // of quantised weights
+#define HIDDEN_POWER(known) 0u  // for quantised weights
 
-// What a piece is multiplied by. squares: gets the squares of the columns added. power: for quantised weights.
+// Loads the column values for a piece. squares: accumulates the columns' squares. power: for quantised weights.
 inline columns load_columns(__global const float* x, __global const float* norm, const int p, float* squares,
                             const uint power) {
     const float v = x[p / TWINS];

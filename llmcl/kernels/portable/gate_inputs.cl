@@ -1,7 +1,7 @@
 // gate[t] = GATE(gate[t]) x[t]          (GATE: silu or gelu, see common.cl)
 //
-// gate  float [n][COLUMNS]      x  float [n][ROW], of which the COLUMNS values from FIRST on count
-// Index space: groups (ceil(COLUMNS / (16 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 16 values.
+// gate  float [n][COLUMNS]      x  float [n][ROW], used: COLUMNS values from FIRST on
+// Index space: groups (ceil(COLUMNS / (16 RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN 16-wide pieces.
 // Build: COLUMNS, ROW, FIRST (multiples of 16), GATE, RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE.
 #if !defined(COLUMNS) || !defined(ROW) || !defined(FIRST) || !defined(GATE) || !defined(RUN) || !defined(LOCAL_SIZE)
 #error "gate_inputs.cl needs the build constants COLUMNS, ROW, FIRST, GATE, RUN, LOCAL_SIZE"

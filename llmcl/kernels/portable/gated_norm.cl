@@ -1,10 +1,10 @@
-// The norm of each value head of the delta rule, and its gate, in place:
+// Normalises each value head of the delta rule and applies its gate, in place:
 //
 //   x[t][h] = x[t][h] / sqrt(mean(x[t][h]^2) + EPS) * weight * silu(gate[t][h])
 //
 // x       float [n][HEADS][COLUMNS]     weight  float [COLUMNS]
 // rows    float [n][ROW]: the gates are the HEADS COLUMNS values from GATES on
-// Index space: groups (ceil(HEADS / HEADS_PER_GROUP), n) of LOCAL_SIZE; a group's work-items share the columns of its heads.
+// Index space: groups (ceil(HEADS / HEADS_PER_GROUP), n), local size LOCAL_SIZE; a group's work-items share its heads' columns.
 // Build: HEADS, COLUMNS (a multiple of 16), ROW, GATES, EPS, HEADS_PER_GROUP, LOCAL_SIZE (a power of two), WIDTH (lanes.cl).
 // Local memory: 4 LOCAL_SIZE bytes.
 #if !defined(HEADS) || !defined(COLUMNS) || !defined(ROW) || !defined(GATES) || !defined(EPS) || !defined(HEADS_PER_GROUP) || \

@@ -1,7 +1,8 @@
-// The rows of a step that are wanted further: out[i] = x[wanted[i]], wanted being int [m] at state + WANTED.
+// Gathers the step's wanted rows: out[i] = x[wanted[i]], with int wanted[m] at state + WANTED.
 //
-// x  float [n][COLUMNS]     out  float [m][COLUMNS]     state  of a step of several sequences: see ragged_step.py
-// Index space: one work-group of LOCAL_SIZE a wanted row. Build: COLUMNS (a multiple of 4), LOCAL_SIZE, WANTED (an expression of `state`).
+// x  float [n][COLUMNS]     out  float [m][COLUMNS]     state  step state with several sequences: see ragged_step.py
+// Index space: a work-group per wanted row, local size LOCAL_SIZE. Build: COLUMNS (a multiple of 4), LOCAL_SIZE, WANTED (an expression
+// in `state`).
 #if !defined(COLUMNS) || !defined(LOCAL_SIZE) || !defined(WANTED)
 #error "gather_rows.cl needs the build constants COLUMNS, LOCAL_SIZE and WANTED"
 #endif

@@ -1,12 +1,13 @@
-// A step's tokens in the order of the experts that they go to, and blocks of them that have an expert in common.
+// Sorts a step's token slots by expert, and cuts each expert's slots into blocks.
 //
-//   order   = the slots t TOP_K + s of all tokens t, those of expert 0 first; of an expert's own in any order
-//   blocks  = (expert, first place in order, number of slots, in the first how many blocks there are): at most BLOCK_ROWS slots
-//             each; the rest are zeros
+//   order   = the slots t TOP_K + s for all tokens t, by expert; any order within an expert
+//   blocks  = (expert, first index in order, slot count <= BLOCK_ROWS, in the first block the number of blocks);
+//             the rest are zeros
 //
-// ids  int [n][TOP_K], those of a token differ     order  int [n TOP_K]     blocks  int4 [(n TOP_K + (BLOCK_ROWS - 1) min(N_EXPERTS, n TOP_K)) / BLOCK_ROWS]
+// ids  int [n][TOP_K], distinct per token     order  int [n TOP_K]     blocks  int4 [(n TOP_K + (BLOCK_ROWS - 1) min(N_EXPERTS, n
+// TOP_K)) / BLOCK_ROWS]
 // state  int, see STATE_*
-// Index space: one work-group of LOCAL_SIZE. Build: N_EXPERTS, TOP_K, BLOCK_ROWS, LOCAL_SIZE, those of the step state.
+// Index space: one work-group, local size LOCAL_SIZE. Build: N_EXPERTS, TOP_K, BLOCK_ROWS, LOCAL_SIZE, step state constants.
 // Local memory: 4 N_EXPERTS bytes, none with a LOCAL_SIZE of 1.
 #if !defined(N_EXPERTS) || !defined(TOP_K) || !defined(BLOCK_ROWS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "group_by_expert.cl needs the build constants N_EXPERTS, TOP_K, BLOCK_ROWS, LOCAL_SIZE and those of the step state"
@@ -15,7 +16,7 @@
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void group_by_expert(__global const int* ids, __global int* order, __global int4* blocks, __global const int* state) {
-    OF_GROUP int places[N_EXPERTS];  // how many slots an expert has, then the place of its next one
+    OF_GROUP int places[N_EXPERTS];  // an expert's slot count, then the index for its next slot
     const int lid = get_local_id(0), n = state[STATE_N_TOKENS] * TOP_K;
     for (int e = lid; e < N_EXPERTS; e += LOCAL_SIZE) places[e] = 0;
     WAIT;

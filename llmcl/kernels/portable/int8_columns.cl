@@ -1,10 +1,11 @@
-// A token's columns rounded to 8 bits, in groups of 32 with a scale, and a piece of quantised weights (quant_piece.cl) times them.
+// Rounds a token's columns to 8 bits, in groups of 32 with a scale, and multiplies quantised weight pieces (quant_piece.cl) by them.
 //
-//   x[k] = numbers[k] scale[k / 32] about,   scale = max |x| / 127 of the group
+//   x[k] is about numbers[k] scale[k / 32],   scale = max |x| / 127 in the group
 //
-//   numbers  int [K / 4], four columns a word     scales  float [K / 32]; NaN where an x of the group is no number
+//   numbers  int [K / 4], four columns a word     scales  float [K / 32]; NaN if an x in the group is no number
 //
-// A row in global memory has both: ROW_WORDS words. The products of a piece are sums of integers, exact: an instruction for four of them, where the device has it (dot4.cl).
+// A row in global memory holds both: ROW_WORDS words. Products with a piece are exact integer sums, four at a time if the device has
+// the instruction (dot4.cl).
 // After common/tiles.cl. Build: WEIGHT, K, DOT.
 #include "portable/dot4.cl"
 
@@ -12,10 +13,10 @@
 
 inline float4 larger(const float4 top, const float4 v) { return fmax(top, fabs(v)); }
 
-// Four numbers, from |v| up to 127: adding 1.5 x 2^23 rounds to the nearest integer, which is then the lower bits.
+// Packs four numbers with |v| <= 127: adding 1.5 x 2^23 rounds to the nearest integer, which ends up in the lower bits.
 inline int packed4(const float4 v) { return as_int(convert_char4(as_int4(v + 0x1.8p23f) - 0x4b400000)); }
 
-// Rounds 32 columns, eight times four; returns their scale.
+// Rounds 32 columns in eight groups of four; returns the scale.
 IN_REGISTERS inline float round_columns(const float4* v, int* numbers) {
     float4 tops = 0.0f, all = 0.0f;
 #pragma unroll
@@ -28,17 +29,17 @@ IN_REGISTERS inline float round_columns(const float4* v, int* numbers) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) numbers[j] = packed4(v[j] * inverse);
     const float sum = all.x + all.y + (all.z + all.w);
-    return isnan(sum) ? NAN : top / 127.0f;  // infinite numbers are 0, and 0 times their scale is NaN, too
+    return isnan(sum) ? NAN : top / 127.0f;  // infinite numbers become 0, and 0 times the scale is NaN, too
 }
 
-// The columns that a piece meets, of each of its vectors: 4j .. 4j+3 and 16+4j .. 16+4j+3 of a group.
+// The columns for a piece, per vector: 4j .. 4j+3 and 16+4j .. 16+4j+3 in a group.
 typedef struct {
     int low[VECTORS], high[VECTORS];
     float scale;
 } columns;
 
 #define HIDDEN_POWER(known) 0u  // numbers do not become floats
-// What piece p meets of a row's numbers, in local memory or in global.
+// Reads the columns for piece p from a row's numbers, in local or global memory.
 #define COLUMN_WORD(p, v) ((p) / PIECES_OF_GROUP * 8 + VECTOR(p, v))
 #define TAKE_COLUMNS(found, numbers, p)                        \
     for (int v = 0; v < VECTORS; ++v) {                        \
@@ -48,7 +49,7 @@ typedef struct {
 
 #define ONES 0x01010101
 
-// Signed bytes of a row, named x, y, z or w: of the first four columns of vector j, number v of piece p, and of the last.
+// A row's signed bytes (row named x, y, z or w): first four columns in vector j (number v of piece p), and last four.
 #if WEIGHT_IS(q8_0)
 #define LOW_BYTES(row) (LOW_NUMBERS(row) ^ 0x80808080u)
 #define HIGH_BYTES(row) (HIGH_NUMBERS(row) ^ 0x80808080u)
@@ -59,7 +60,7 @@ typedef struct {
 #define BYTE_OFFSET OFFSET
 #endif
 
-// sums[i] += row i of piece number `number`, times its columns.
+// sums[i] += row i in piece number `number` times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
 #if WEIGHT_IS(mxfp4)
     const uchar4 scales = as_uchar4(p->d);

@@ -1,7 +1,7 @@
-// x[0] = x[n - 1]: what the last of a step's tokens needs where it becomes the only one (last_token.cl, which comes after it).
+// x[0] = x[n - 1]: keeps the last token's row before last_token.cl makes it the only token.
 //
 // state  int, see STATE_*     x  float [n][COLUMNS]
-// Index space: one work-group of LOCAL_SIZE. Build: COLUMNS, LOCAL_SIZE, those of the step state.
+// Index space: one work-group, local size LOCAL_SIZE. Build: COLUMNS, LOCAL_SIZE, step state constants.
 #if !defined(COLUMNS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "last_row.cl needs the build constants COLUMNS, LOCAL_SIZE and those of the step state"
 #endif

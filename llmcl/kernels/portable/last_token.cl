@@ -1,9 +1,9 @@
-// The last of a step's tokens becomes its only one: what follows computes nothing for the others.
+// Makes the step's last token its only token, so later kernels skip all others.
 //
 //   x[0] = x[n - 1];  qkv[0] = qkv[n - 1];  then position += n - 1, n = 1 in the step's state
 //
 // state  int, see STATE_*     x  float [n][HIDDEN]     qkv  float [n][QKV]
-// Index space: one work-group of LOCAL_SIZE. Build: HIDDEN, QKV, LOCAL_SIZE, those of the step state.
+// Index space: one work-group, local size LOCAL_SIZE. Build: HIDDEN, QKV, LOCAL_SIZE, step state constants.
 #if !defined(HIDDEN) || !defined(QKV) || !defined(LOCAL_SIZE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "last_token.cl needs the build constants HIDDEN, QKV, LOCAL_SIZE and those of the step state"
 #endif

@@ -1,15 +1,15 @@
-// Fills the cache of latent attention with the rows of a step's tokens, and rotates their queries.
+// Appends a step's tokens to the latent attention cache, and rotates their queries.
 //
-//   row = [ latent / sqrt(mean(latent^2) + EPS) * norm | rotate(key) ],  the last ROPE numbers of each query head = rotate(these)
-//   rotate: (a_p, b_p) -> (a_p c_p - b_p s_p, b_p c_p + a_p s_p), all first results, then all second ones (Su et al., "RoFormer");
+//   row = [ latent / sqrt(mean(latent^2) + EPS) * norm | rotate(key) ];  rotates the last ROPE elements in each query head
+//   rotate: (a_p, b_p) -> (a_p c_p - b_p s_p, b_p c_p + a_p s_p), all first results, then all second results (Su et al., "RoFormer");
 //   pair p is stored as 2 p, 2 p + 1 with INTERLEAVED, else as p, p + ROPE / 2    (DeepSeek-AI, "DeepSeek-V2", 2024, 2.1)
 //
-// latents  float [n][HEAD_DIM]: RANK numbers, then the key, which all heads share      norm  float [RANK]
+// latents  float [n][HEAD_DIM]: RANK numbers, then the key, shared by all heads       norm  float [RANK]
 // queries  float [n][N_Q_HEADS][QUERY], rotated in place
-// rope     float [n][HEAD_DIM]: cosines of the pairs from 0 on, sines from HEAD_DIM / 2 on (of `embed`)
-// cache    KV, rows as latent_row.cl has them      state  see STATE_* and, for several sequences, step_rows.cl
+// rope     float [n][HEAD_DIM]: cosines from 0 on, sines from HEAD_DIM / 2 on (from `embed`)
+// cache    KV, rows in latent_row.cl's layout       state  see STATE_*; for several sequences, step_rows.cl
 //
-// Index space: one work-group of LOCAL_SIZE a token; work-items share the numbers of its row, then its heads.
+// Index space: a work-group per token, local size LOCAL_SIZE; work-items share the row's numbers, then the heads.
 // Build: KV, HEAD_DIM, RANK (multiples of 16), CAPACITY, N_Q_HEADS, QUERY, ROPE (HEAD_DIM - RANK, even), INTERLEAVED, EPS, LOCAL_SIZE (a
 // power of two); for pages see kv_address.cl. Local memory: 4 LOCAL_SIZE bytes.
 // The host must have checked position + n <= CAPACITY.
@@ -21,7 +21,7 @@
 #include "common/reduce.cl"
 #include "common/step_rows.cl"
 
-// Number i of the rotated x.
+// Element i of the rotated x.
 inline float rotated_at(__global const float* x, __global const float* rope, const int i) {
     const int pair = i % (ROPE / 2);
     const float a = x[INTERLEAVED ? 2 * pair : pair], b = x[INTERLEAVED ? 2 * pair + 1 : pair + ROPE / 2];

@@ -1,13 +1,13 @@
-// Latent attention on any device: the query heads of a token attend to rows that all of them share.
+// Latent attention on any device: a token's query heads attend to shared rows.
 // Formula and arguments as in cpu/latent_attention.cl.
 //
-// Index space: groups (N_SPLITS, N_Q_HEADS / HEADS, n) of LOCAL_SIZE: a part of the keys, heads, a token. KEYS rows at a time:
+// Index space: groups (N_SPLITS, N_Q_HEADS / HEADS, n), local size LOCAL_SIZE: a key split, heads, a token. KEYS rows at a time:
 //
-//   scores  a work-item has one row and every SLICES-th piece of four columns; neighbours have neighbouring columns. The slices' sums
-//           meet in local memory; a work-item then has one pair of a head and a row, or some
-//   values  a work-item has every LOCAL_SIZE-th piece of four columns, for all heads and rows
+//   scores  a work-item has one row and every SLICES-th four-column piece; neighbours have neighbouring columns. Local memory sums the
+//           slices; a work-item then has one or more (head, row) pairs
+//   values  a work-item has every LOCAL_SIZE-th four-column piece, for all heads and rows
 //
-// Build: as cpu/latent_attention.cl, but for HEAD_ROWS and COLUMNS; LOCAL_SIZE (a power of two, at least KEYS).
+// Build: as cpu/latent_attention.cl, without HEAD_ROWS and COLUMNS; LOCAL_SIZE (a power of two, at least KEYS).
 // Local memory: 4 HEADS (HEAD_DIM + LOCAL_SIZE + 2 KEYS + 1) bytes.
 #if !defined(N_Q_HEADS) || !defined(QUERY) || !defined(ROPE) || !defined(N_SPLITS) || !defined(SCALE) || !defined(HEADS) || \
     !defined(LOCAL_SIZE) || !defined(CAPACITY) || !defined(STATE_POSITION)
@@ -19,7 +19,7 @@
 #include "common/step_rows.cl"
 #include "portable/widen.cl"
 
-// Columns c .. c+3 of row i of the tile; c is a multiple of 4.
+// Columns c .. c+3 in row i of the tile; c is a multiple of 4.
 #if KV_QUANTIZED
 #define LATENT4(tiles, i, c) \
     (convert_float4(*(__global const char4*)LATENT_NUMBERS(tiles, i, c)) * LATENT_SCALE(tiles, i, c))
@@ -47,7 +47,7 @@ void latent_attention(__global const float* absorbed, __global const float* quer
     state = sequence_state(state, t);
     const size_t first_row = (size_t)t * N_Q_HEADS + head;
     absorbed += first_row * RANK;
-    queries += first_row * QUERY + QUERY - ROPE - RANK;  // so that column c of a row meets number c
+    queries += first_row * QUERY + QUERY - ROPE - RANK;  // column c in a row aligns with number c
     const int2 query = (int2)(position);
     const int sequence = MOD_SEQUENCE(state);
     const int visible_from = first_visible(sequence, head, HEADS, query, kv_len, KEYS MOD_ARGS);

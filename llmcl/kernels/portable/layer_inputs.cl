@@ -1,15 +1,15 @@
-// What each layer is given of a token beside the residual stream, in place.
+// Computes each layer's per-token input beside the residual stream, in place.
 //
 //   x[t][l] = FACTOR (x[t][l] / sqrt(mean(x[t][l]^2) + EPS) norm + X_SCALE table[tokens[t]][l])
 //
 // x      float [n][N_LAYERS][SIZE], a projection of the token's embedding
 // norm   float [SIZE]
-// table  tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary; tokens of other rows are left
+// table  tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 in the vocabulary; tokens in other rows are left
 //        to other launches
-// tokens int [n], or of each sequence (step_rows.cl)     state      see STATE_*
+// tokens int [n], or one per sequence (step_rows.cl)       state      see STATE_*
 //
-// Index space: groups (N_LAYERS, n) of LOCAL_SIZE. Build: WEIGHT, N_LAYERS, SIZE (a multiple of 16), EPS, X_SCALE, FACTOR,
-// LOCAL_SIZE (a power of two), those of the step state. Local memory: 4 LOCAL_SIZE bytes.
+// Index space: groups (N_LAYERS, n), local size LOCAL_SIZE. Build: WEIGHT, N_LAYERS, SIZE (a multiple of 16), EPS, X_SCALE, FACTOR,
+// LOCAL_SIZE (a power of two), step state constants. Local memory: 4 LOCAL_SIZE bytes.
 #if !defined(WEIGHT) || !defined(N_LAYERS) || !defined(SIZE) || !defined(EPS) || !defined(X_SCALE) || !defined(FACTOR) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
 #error "layer_inputs.cl needs the build constants WEIGHT, N_LAYERS, SIZE, EPS, X_SCALE, FACTOR, LOCAL_SIZE and those of the step state"
@@ -30,7 +30,7 @@ void layer_inputs(__global const CAT(WEIGHT, _t)* table, __global const int* tok
     x += (size_t)t * K + first;
 
     float squares = 0.0f;
-    // Each work-item reads the values that it writes: the barriers of reduce_sum order local memory alone.
+    // Each work-item reads the values it writes: reduce_sum's barriers only order local memory.
     for (int i = 4 * lid; i < SIZE; i += 4 * LOCAL_SIZE)
         for (int j = 0; j < 4; ++j) squares += x[i + j] * x[i + j];
     const float sum = reduce_sum(squares, scratch, lid);

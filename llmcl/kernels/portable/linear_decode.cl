@@ -1,15 +1,15 @@
-// y = W x for one token on any device: one work-group a 16-row tile (two tiles with SWIGLU), its work-items share the columns.
-// Formula, arguments and build constants as in cpu/linear_decode.cl, but
-//   DOT         how 8-bit numbers are multiplied (dot4.cl); not defined: x stays float32. With it the work-items first round the
-//               columns together (int8_columns.cl), which takes 9 K / 8 bytes of local memory
-//   LOCAL_SIZE  work-items of a group, a power of two >= 16
-//   VECTORS     of a piece of quantised weights: quant_piece.cl
-//   AT_ONCE     pieces of a work-item on their way at once, a turn; a multiple of the tiles of a group
-//   AHEAD       1: asks for the next turn's piece whenever one was used, which suits many groups; 0: for a turn at once
+// y = W x for one token on any device: a work-group per 16-row tile (two tiles with SWIGLU); its work-items share the columns.
+// Formula, arguments and build constants as in cpu/linear_decode.cl, except
+//   DOT         form of the 8-bit dot product (dot4.cl); undefined: x stays float32. With DOT the work-items first round the
+//               columns together (int8_columns.cl), in 9 K / 8 bytes of local memory
+//   LOCAL_SIZE  a power of two >= 16
+//   VECTORS     vectors per piece of quantised weights: quant_piece.cl
+//   AT_ONCE     pieces a work-item has in flight at once, a turn; a multiple of the group's tiles
+//   AHEAD       1: requests the next turn's piece as each is used, for many groups; 0: requests a whole turn at once
 //
-// How the work-items share a tile: portable/tile_product.cl. The sum of squares for the norm comes along: the norm's scale is
-// a factor of the sums.
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+// How the work-items share a tile: portable/tile_product.cl. The norm's sum of squares is computed along with the sums, and its scale
+// is applied to the sums.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 2) bytes, PIECE_ROWS 8 with 16-bit weights, else 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
     !defined(EPILOGUE) || !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD) || \
     !defined(STATE_N_TOKENS)
@@ -36,7 +36,7 @@ inline columns columns_at(const operands* o, const int p, float* square, const u
     return found;
 }
 
-// Rounds the token's columns, times the norm's weights, for all work-items; returns the squares of a work-item's share.
+// Rounds the token's columns, times norm weights, by all work-items; returns the squares in a work-item's share.
 inline float round_token(__global const float* x, __global const float* norm, __local int* numbers, __local float* scales,
                          const int lid) {
     float squares = 0.0f;

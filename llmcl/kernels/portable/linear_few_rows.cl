@@ -1,11 +1,11 @@
-// Y = X W^T for few tokens on any device: a work-group multiplies a 16-row tile (two tiles with SWIGLU) with ROWS of them.
+// Y = X W^T for few tokens on any device: a work-group multiplies a 16-row tile (two tiles with SWIGLU) by ROWS tokens.
 //
 //   out[t][r] = epilogue(sum_k W[r][k] x[t][k])        weight  tiles (tiles.cl)    x  float [n][K]    out  float [n][OUT_STRIDE]
 //
-// Index space: (ceil(n / ROWS), units) groups of LOCAL_SIZE: groups with the same tiles are neighbours, of which one reads them from
-// memory and the others from a cache. How the work-items share a tile: portable/few_rows_product.cl.
-// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, ROWS, LOCAL_SIZE (a power of two >= 16), those of the step state.
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+// Index space: (ceil(n / ROWS), units) groups, local size LOCAL_SIZE. Groups with the same tiles are neighbours: a single group reads the
+// tiles from memory, the rest from a cache. How the work-items share a tile: portable/few_rows_product.cl.
+// Build: WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, ROWS, LOCAL_SIZE (a power of two >= 16), step state constants.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with 16-bit weights, else 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(ROWS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "portable/linear_few_rows.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, ROWS, LOCAL_SIZE and those of the step state"

@@ -1,16 +1,16 @@
-// The product of each head's numbers with the matrix of that head, on any device: a work-group a tile of rows.
+// Multiplies each head's numbers by the head's matrix, on any device: a work-group per row tile.
 // Formula and arguments as in cpu/linear_heads.cl.
 //
-// Index space: (n_tiles, n / TOKENS) groups of LOCAL_SIZE. How the work-items share a tile: portable/tile_product.cl.
+// Index space: (n_tiles, n / TOKENS) groups, local size LOCAL_SIZE. How the work-items share a tile: portable/tile_product.cl.
 // Build: WEIGHT, K, N, X_STRIDE (multiples of 16), N_HEADS, TOKENS, LOCAL_SIZE, AT_ONCE, AHEAD (linear_decode.cl).
-// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with weights of 16 bits, otherwise 4; less with sub-groups.
+// Local memory: 4 LOCAL_SIZE (PIECE_ROWS + 1) bytes, PIECE_ROWS 8 with 16-bit weights, else 4; less with sub-groups.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(X_STRIDE) || !defined(N_HEADS) || !defined(TOKENS) || \
     !defined(LOCAL_SIZE) || !defined(AT_ONCE) || !defined(AHEAD) || !defined(STATE_N_TOKENS)
 #error "portable/linear_heads.cl needs the build constants WEIGHT, K, N, X_STRIDE, N_HEADS, TOKENS, LOCAL_SIZE, AT_ONCE, AHEAD and those of the step state"
 #endif
 #define INTEL_LANES 16
 #define NORM 0
-// Else Intel's compiler unrolls a few turns and keeps their pieces in memory.
+// Otherwise Intel's compiler unrolls a few turns and keeps the pieces in memory.
 #define ONE_TURN_AT_ONCE (SUB_GROUP == 1 && QUANTIZED)
 #include "portable/tile_pieces.cl"
 

@@ -1,9 +1,9 @@
-// Y = X W^T for the tokens of a step on any device: a block of tokens by rows a work-group, a tile of it a work-item.
+// Y = X W^T for a step's tokens on any device: a tokens-by-rows block per work-group, a tile in the block per work-item.
 // Formula and arguments as in cpu/linear_prefill.cl.
 //
 // How the work-items share a block: portable/block_product.cl.
 //
-// Index space: (ceil(N_TILES / BLOCK_TILES), ceil(n / (16 ITEM_TOKENS))) groups of (16, 16).
+// Index space: (ceil(N_TILES / BLOCK_TILES), ceil(n / (16 ITEM_TOKENS))) groups, local size (16, 16).
 // Build: WEIGHT, K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, ITEM_TOKENS and ITEM_ROWS (4 or 8).
 // Local memory: 2048 (ITEM_TOKENS + ITEM_ROWS) + 1024 bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || \

@@ -1,19 +1,19 @@
-// A tensor's rows as a checkpoint stores them -> the device's weight tiles, on the device.
+// Converts a tensor's rows from checkpoint format to the device's weight tiles, on the device.
 //
 //   tiles[r/16][k][r%16] = round(dequantize(source row)[k])
 //
-// source  uchar [n_rows][row_bytes], a run of source rows of k columns: row 0 of it becomes row `first_row` of the weight
-// tiles   WEIGHT [n_tiles][k][16]: the weight's tiles from `first_tile` on (one buffer of several, if it had to be split);
-//         rows that belong to other tiles are left to other launches
-// flags   int [.]: flags[flag] is set to 1 when a stored value is not finite
+// source  uchar [n_rows][row_bytes], a run of source rows with k columns: its row 0 becomes weight row `first_row`
+// tiles   WEIGHT [n_tiles][k][16]: the weight's tiles from `first_tile` on (one of several buffers, if the weight was split);
+//         rows for other tiles are left to other launches
+// flags   int [.]: flags[flag] is set to 1 for a nonfinite stored value
 // k       a multiple of 16; of 32 or 256 for blocks
-// head_dim, rotary_dim, interleaved, tile_step, tile_offset: where a row goes (tile_row.cl). head_dim > 0: the rows are a q or
-//         k projection whose rotary pairs do not lie half a head apart. tile_step 2: gate and up projections alternate.
+// head_dim, rotary_dim, interleaved, tile_step, tile_offset: destination rows (tile_row.cl). head_dim > 0: a q or k projection
+//         with rotary pairs not half a head apart. tile_step 2: gate and up projections alternate.
 //
-// Formats (FORMAT): F32, F16, BF16, and the blocks of common/stored_blocks.cl.
+// Formats (FORMAT): F32, F16, BF16, and the blocks in common/stored_blocks.cl.
 //
-// Index space: (1 to k / 16, n_rows), any local size: the work-items of a row share its columns, 16 at a time. Build:
-// FORMAT, WEIGHT; sizes are arguments, so that the matrices of a model need one program for each type.
+// Index space: (1 to k / 16, n_rows), any local size: a row's work-items share its columns, 16 at a time. Build:
+// FORMAT, WEIGHT; sizes are arguments: all matrices of a type share a program.
 // Products and sums are rounded one by one, as the format defines.
 #if !defined(FORMAT) || !defined(WEIGHT)
 #error "load_weight.cl needs the build constants FORMAT, WEIGHT"
@@ -23,7 +23,7 @@
 #include "common/tile_row.cl"
 #pragma OPENCL FP_CONTRACT OFF
 
-// The 16 values from column k (a multiple of 16) of a row.
+// Reads a row's 16 values from column k (a multiple of 16) on.
 inline void read_columns(__global const uchar* row, int k, float* v) {
 #if STORED_IS(F32)
     for (int i = 0; i < 16; ++i) v[i] = ((__global const float*)row)[k + i];
@@ -42,7 +42,7 @@ inline void read_columns(__global const uchar* row, int k, float* v) {
 #endif
 }
 
-// The 16 values from column k of a row into its tile; false if one is not finite.
+// Stores a row's 16 values from column k on in its tile; returns false for a nonfinite value.
 inline bool load_columns(__global const uchar* row, int k, __global CAT(WEIGHT, _t)* tile, int r) {
     float v[16];
     read_columns(row, k, v);

@@ -1,12 +1,12 @@
-// What evaluation needs of a row of logits, so that the rows themselves stay on the device:
+// Evaluates rows of logits on the device:
 //   log_likelihood:  out[t] = log softmax(logits[t])[targets[t]]
 //   kl_divergence:   out[t] = (KL(P || Q), [argmax P = argmax Q]) with P = softmax(reference[t]), Q = softmax(logits[t]),
-//                    KL = sum_i P_i (log P_i - log Q_i); of equal logits the lower index is the argmax
+//                    KL = sum_i P_i (log P_i - log Q_i); the argmax is the lower index on ties
 //
 // logits, reference  float [n][VOCAB]      targets  int [n], each in [0, VOCAB)
 // out                float [n]; float2 [n]
-// Index space: one work-group of LOCAL_SIZE a row; a work-item takes every LOCAL_SIZE-th piece of 8 logits, then every
-// LOCAL_SIZE-th of the VOCAB % 8 logits that are left.
+// Index space: a work-group per row, local size LOCAL_SIZE; a work-item takes every LOCAL_SIZE-th 8-logit piece, then every
+// LOCAL_SIZE-th of the remaining VOCAB % 8 logits.
 // Build: VOCAB, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes, 8 LOCAL_SIZE in kl_divergence.
 // Float32 sums in 8 LOCAL_SIZE strands; out within 1e-5 of float64 absolutely (VOCAB 128256: 3e-5),
 // plus 1e-6 of its magnitude.
@@ -33,7 +33,7 @@ inline float top8(float8 v) {
 
 inline int reduce_min(const int v, __local int* scratch, const int lid) REDUCED(int, min)
 
-// log sum_i exp(row[i] - top), where top is the row's maximum.
+// log sum_i exp(row[i] - top), with top the row's maximum.
 inline float log_sum(__global const float* row, const float top, __local float* scratch, const int lid) {
     float8 sums = 0.0f;
     for (int i = lid; i < PIECES; i += LOCAL_SIZE) sums += exp(vload8(i, row) - top);

@@ -1,13 +1,13 @@
-// Changes the logits that the next token is chosen from: adds a bias to some, and hides every token that is not allowed.
+// Adjusts the next token's logits: adds biases and hides every token that is not allowed.
 //
-//   logits[r][i] += bias of i;    logits[r][i] = -inf where bit i of `allowed` is 0
+//   logits[r][i] += i's bias;    logits[r][i] = -inf if bit i in `allowed` is 0
 //
-// logits   float [n][VOCAB], of each row of the step (step_rows.cl); of each sequence:
-// rules    int2: number of biases, whether `allowed` counts
-// biases   int2 [MAX_BIASES]: (token, bias by its bits), each token once
-// allowed  uint [(VOCAB + 31) / 32]: token 0 is the lowest bit of the first
+// logits   float [n][VOCAB], per row in the step (step_rows.cl); per sequence:
+// rules    int2: number of biases, whether `allowed` is used
+// biases   int2 [MAX_BIASES]: (token, bias bits), each token once
+// allowed  uint [(VOCAB + 31) / 32]: token 0 is the first word's lowest bit
 // Index space: N_GROUPS groups of LOCAL_SIZE a row, which share the vocabulary.
-// Build: VOCAB, MAX_BIASES, N_GROUPS, LOCAL_SIZE, those of the step state.
+// Build: VOCAB, MAX_BIASES, N_GROUPS, LOCAL_SIZE, step state constants.
 #if !defined(VOCAB) || !defined(MAX_BIASES) || !defined(N_GROUPS) || !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
 #error "logit_bias.cl needs the build constants VOCAB, MAX_BIASES, N_GROUPS, LOCAL_SIZE and those of the step state"
 #endif

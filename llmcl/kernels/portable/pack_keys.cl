@@ -1,7 +1,7 @@
-// Keys of an array -> the tiles of the cache, for attention on arrays. Arguments as in cpu/pack_keys.cl.
+// Packs a key array into the cache's tiles, for attention on arrays. Arguments as in cpu/pack_keys.cl.
 //
-// A work-item moves one value; neighbours write neighbours. Columns of keys that do not exist repeat the last key.
-// Index space: groups (HEAD_DIM, ceil(n_keys / 16), heads) of (16, 1, 1). Build: KV (f32, f16 or bf16), HEAD_DIM.
+// A work-item moves one value; neighbours write neighbours. Columns past the last key repeat the last key.
+// Index space: groups (HEAD_DIM, ceil(n_keys / 16), heads), local size (16, 1, 1). Build: KV (f32, f16 or bf16), HEAD_DIM.
 #if !defined(KV) || !defined(HEAD_DIM)
 #error "portable/pack_keys.cl needs the build constants KV, HEAD_DIM"
 #endif

@@ -1,14 +1,14 @@
-// A quantised tensor's rows as a checkpoint stores them -> the device's quantised tiles (tiles.cl), number for number.
+// Repacks a quantised tensor's rows from checkpoint format to the device's quantised tiles (tiles.cl), number for number.
 //
-// source      uchar [n_rows][row_bytes] of the format of the same name, a run of source rows of k columns
-// the other arguments: as in load_weight.cl; the flag is set where a scale is not finite
+// source      uchar [n_rows][row_bytes] in the format with the same name, a run of source rows with k columns
+// remaining arguments: as in load_weight.cl; the flag is set for a nonfinite scale
 //
-// Index space: (1 to k / 32, n_rows), any local size: the work-items of a row share its groups of 32 columns. Build:
-// FORMAT, WEIGHT; sizes are arguments, so that the matrices of a model need one program for each type.
+// Index space: (1 to k / 32, n_rows), any local size: a row's work-items share its 32-column groups. Build:
+// FORMAT, WEIGHT; sizes are arguments: all matrices of a type share a program.
 #if !defined(FORMAT) || !defined(WEIGHT)
 #error "pack_weight.cl needs the build constants FORMAT, WEIGHT"
 #endif
-#define K k  // of TILE_SIZE: the kernel's argument
+#define K k  // the kernel's argument, for TILE_SIZE
 #include "common/tiles.cl"
 #include "common/stored_blocks.cl"
 #include "common/tile_row.cl"
@@ -16,10 +16,10 @@
 inline bool copy_half(__global const uchar* from, __global uchar* to) {
     to[0] = from[0];
     to[1] = from[1];
-    return (from[1] & 0x7c) != 0x7c;  // the exponent of NaN and infinity
+    return (from[1] & 0x7c) != 0x7c;  // the exponent bits of NaN and infinity
 }
 
-// The scales of group g of row r; false if one is not finite.
+// Copies the scales of row r's group g; returns false for a nonfinite scale.
 inline bool copy_scales(__global const uchar* row, int g, __global uchar* tile, int r) {
     __global uchar* group = tile + GROUP_AT(g);
     __global const uchar* d = stored_block(row, 32 * g) + STORED_D;
@@ -40,7 +40,7 @@ inline bool copy_scales(__global const uchar* row, int g, __global uchar* tile, 
 #endif
 }
 
-// Group g of a row into its tile; false if a scale is not finite.
+// Packs a row's group g into its tile; returns false for a nonfinite scale.
 inline bool pack_group(__global const uchar* row, int g, __global uchar* tile, int r) {
     uchar q[32];
     stored_numbers(row, 32 * g, q);

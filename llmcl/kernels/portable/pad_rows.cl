@@ -1,11 +1,11 @@
-// Matrices with other numbers of rows and columns, in another storage type: cut off, or filled up with zeros.
+// Resizes matrices and converts their storage type: rows and columns are cut off or padded with zeros.
 //
 // from     FROM [matrices][rows][columns]          to       TO [matrices][to_rows][to_columns]
 //
-// With PAGED, matrices are heads of sequences, and their rows lie in pages: from FROM [pages][heads][page_rows][columns], row i
+// With PAGED, matrices are heads of sequences, with rows in pages: from FROM [pages][heads][page_rows][columns], row i
 // of sequence b in page table[b][i / page_rows]; table int [sequences][n_pages].
 //
-// Index space: groups (ceil(to_columns / 16), to_rows, matrices) of (16, 1, 1).
+// Index space: groups (ceil(to_columns / 16), to_rows, matrices), local size (16, 1, 1).
 // Build: FROM, TO (f32, f16 or bf16), PAGED.
 #if !defined(FROM) || !defined(TO) || !defined(PAGED)
 #error "pad_rows.cl needs the build constants FROM, TO, PAGED"
@@ -23,7 +23,7 @@ void pad_rows(__global const CAT(FROM, _t)* from, __global CAT(TO, _t)* to, cons
     if (column >= to_columns) return;
 #if PAGED
     const int of_page = min(row, rows - 1);
-    // A sequence may have no page there yet, which is -1: no query sees these keys.
+    // The sequence may have no page there yet (-1): no query sees these keys.
     const int page = max(table[matrix / heads * n_pages + of_page / page_rows], 0);
     const size_t source = ((size_t)page * heads + matrix % heads) * page_rows + of_page % page_rows;
 #else

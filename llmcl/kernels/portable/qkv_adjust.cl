@@ -1,15 +1,16 @@
-// What some models do to a step's queries, keys and values between projection and rotation, in place:
+// Adjusts a step's queries, keys and values between projection and rotation, in place, as some models require:
 //
 //   with BIAS  x += bias          with HEAD_NORM  x = x / sqrt(mean(x^2) + EPS) * norm, for each query and key head
 //   (Qwen2 has the first, Qwen3 the second: Yang et al., "Qwen3 Technical Report", 2025)
 //   with VALUE_NORM, beside HEAD_NORM, each value head as well, without weights
 //
 // qkv   float [n][N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]      bias   float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]
-// norms float [2][HEAD_DIM]: of query heads, of key heads
+// norms float [2][HEAD_DIM]: query heads, key heads
 //
-// Index space: groups (heads to adjust / (HEADS_PER_GROUP HEADS_AT_ONCE), n) of LOCAL_SIZE HEADS_AT_ONCE; of a head's work-items each takes
-// every LOCAL_SIZE-th piece of 16.
-// Build: N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP: one after the other, HEADS_AT_ONCE,
+// Index space: groups (heads to adjust / (HEADS_PER_GROUP HEADS_AT_ONCE), n), local size LOCAL_SIZE HEADS_AT_ONCE; a head's work-item
+// takes
+// every LOCAL_SIZE-th 16-value piece.
+// Build: N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), BIAS, HEAD_NORM, EPS, HEADS_PER_GROUP (in sequence), HEADS_AT_ONCE,
 // LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE HEADS_AT_ONCE bytes.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(BIAS) || !defined(HEAD_NORM) || \
     !defined(EPS) || !defined(HEADS_PER_GROUP) || !defined(HEADS_AT_ONCE) || !defined(LOCAL_SIZE)

@@ -1,29 +1,32 @@
-// A piece of a tile of quantised weights (tiles.cl), what a work-item reads at once: of four rows of a group VECTORS times the columns
-// 4j .. 4j+3 and 16+4j .. 16+4j+3. That is 16 bytes of nibbles for each j, with the rows' scales and higher bits.
+// A piece of a quantised weight tile (tiles.cl), read at once by a work-item: four rows in a group, VECTORS times the columns
+// 4j .. 4j+3 and 16+4j .. 16+4j+3. Each j takes 16 bytes of nibbles, plus the rows' scales and higher bits.
 //
 //     piece p of group p / 8:    0     1     2      3      4     5     6      7        (two vectors; one: 16 pieces a group)
 //     rows:                     0-3   4-7   8-11  12-15   0-3   4-7   8-11  12-15
 //     j:                        0,2   0,2   0,2    0,2    1,3   1,3   1,3    1,3
 //
-// The more vectors, the fewer instructions read and apply the scales, and the more registers a piece takes.
+// With more vectors, fewer instructions read and apply the scales, but a piece takes more registers.
 //
-// A number becomes a float without a conversion: or-ed into the bits of a power of two it is a float that is so much larger.
-// Nibbles of types without higher bits come to bits 15 and 19, two by one shift, where 256 and 16 have their ones: they meet their
-// columns with these on top, and the sum begins below zero by what that adds, which rows have in common. Others, and those that
-// several tokens meet (SHARED_NUMBERS), come to the low bits of 2^23, which is subtracted. Bits at place s are 2^s times the number;
-// the column they meet is divided by that. The numbers are exact.
+// A number becomes a float without a conversion: or-ed into the bits of a power of two, it yields the power plus a multiple of the
+// number.
+// Nibbles in types without higher bits move to bits 15 and 19, two with one shift, where 256 and 16 have their units. They are multiplied
+// with these powers still added; the sum starts below zero by the resulting excess, which is common to all rows. Numbers in other
+// types, and
+// numbers multiplied by several tokens (SHARED_NUMBERS), move to the low bits of 2^23, which is subtracted. Bits at place s are 2^s
+// times the
+// number; the matching column is divided by 2^s. The numbers are exact.
 //
-// portable/float_piece.cl has the same for floating-point weights. After portable/widen.cl. Build: WEIGHT, K, NORM, VECTORS (1, 2 or
-// 4; 1 where it is missing).
+// portable/float_piece.cl is the floating-point equivalent. After portable/widen.cl. Build: WEIGHT, K, NORM, VECTORS (1, 2 or
+// 4; default 1).
 #ifndef VECTORS
 #define VECTORS 1
 #endif
 #define PIECE_ROWS 4
 #define TWINS 4  // pieces with the same columns
 #define PIECES_OF_GROUP (16 / VECTORS)
-#define N_PIECES (K / 32 * PIECES_OF_GROUP)  // of a tile
+#define N_PIECES (K / 32 * PIECES_OF_GROUP)  // per tile
 #define FIRST_VECTOR(p) ((p) / TWINS % (4 / VECTORS))
-#define VECTOR(p, v) (FIRST_VECTOR(p) + 4 / VECTORS * (v))  // number v of a piece
+#define VECTOR(p, v) (FIRST_VECTOR(p) + 4 / VECTORS * (v))  // number v in a piece
 #define HAS_HIGH (HAS_FIFTH_BIT || WEIGHT_IS(q6_k))
 #ifndef SHARED_NUMBERS
 #define SHARED_NUMBERS 0
@@ -32,21 +35,21 @@
 #define NIBBLES_ON_TOP (HAS_NIBBLES && !SHARED_NUMBERS)
 
 typedef struct {
-    uint4 low[VECTORS];  // a row a word: nibbles, or the bytes of columns 4j .. 4j+3
+    uint4 low[VECTORS];  // a word per row: nibbles, or the bytes for columns 4j .. 4j+3
 #if WEIGHT_IS(q8_0)
-    uint4 last[VECTORS];  // the bytes of columns 16+4j .. 16+4j+3
+    uint4 last[VECTORS];  // the bytes for columns 16+4j .. 16+4j+3
 #elif WEIGHT_IS(q6_k)
-    uint4 high[2];  // bit pairs of the first 16 columns and of the last
+    uint4 high[2];  // bit pairs for the first and the last 16 columns
 #elif HAS_FIFTH_BIT
     uint4 high[1];
 #endif
 #if WEIGHT_IS(mxfp4)
     uint d;  // a byte a row
 #else
-    uint2 d;  // half, of each row
+    uint2 d;  // half, per row
 #endif
 #if IS_SUPER
-    uint factors[2];  // sc and mn of q4_k and q5_k, the two sc of q6_k: a byte a row
+    uint factors[2];  // q4_k and q5_k: sc and mn; q6_k: two sc; a byte per row
 #endif
 #if HAS_MIN
     uint2 m;
@@ -94,7 +97,7 @@ inline piece load_piece(__global const uchar* tile, const int p) {
 
 inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x), widen_f16(words.y)); }
 
-// The stored numbers of a row, named x, y, z or w, a byte each: of vector j, number v of piece p, its first four columns, and its last.
+// A row's stored numbers (row named x, y, z or w), a byte each: vector j (number v in piece p), first four columns, and last four.
 #define NIBBLES(word) ((word) & 0x0f0f0f0fu)
 #if WEIGHT_IS(q8_0)
 #define LOW_NUMBERS(row) p->low[v].row
@@ -120,11 +123,11 @@ inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x),
 #if DOT
 #include "portable/int8_columns.cl"
 #else
-// What rows of a piece are multiplied by: its columns, and what offset and minimum need.
+// The multipliers for a piece's rows: its columns, and the terms for offset and minimum.
 typedef struct {
     float4 low[VECTORS], high[VECTORS];
 #if NIBBLES_ON_TOP
-    float start;  // of a row's sum
+    float start;  // initial value of a row's sum
 #endif
 #if HAS_MIN
     float sum;
@@ -133,8 +136,8 @@ typedef struct {
 } columns;
 
 #if NIBBLES_ON_TOP
-// 256 in a variable, `known` being a number above or equal to 0, which the compiler does not know: a constant beside a mask would take
-// an instruction of its own. 16 has an exponent less by four.
+// 256 in a variable, hidden from the compiler (`known` is >= 0, which the compiler can't know): a constant next to a mask would take
+// a separate instruction. 16 has a smaller exponent, by four.
 #define HIDDEN_POWER(known) (0x43800000u | (uint)(known) >> 31)
 #define POWER_OF_HIGH(power) ((power)-0x02000000u)
 #define SUM_OF(v) ((v).x + (v).y + ((v).z + (v).w))
@@ -195,7 +198,7 @@ inline columns scaled_columns(const columns x, const float factor) {
 }
 
 #if NIBBLES_ON_TOP
-// `sum` and the eight numbers of a word, with their powers of two, times their columns.
+// `sum` plus the eight numbers in a word, with their powers of two, times their columns.
 #define LOW_NIBBLE(word) as_float(((word) & 0x78000u) | power)
 #define HIGH_NIBBLE(word) as_float(((word) & 0x780000u) | power_of_high)
 inline float add_word(float sum, const uint w, const float4 low, const float4 high, const uint power) {
@@ -212,10 +215,10 @@ inline float add_word(float sum, const uint w, const float4 low, const float4 hi
 #define SUM_OF_ROW(sum, row) add_word(sum, p->low[v].row, c->low[v], c->high[v], c->power)
 #define START c->start
 #else
-// The number in the bits `mask` of a word, less OFFSET; times 2^place.
+// The number in a word's bits `mask`, less OFFSET; times 2^place.
 #define PLACED(word, mask, place) (as_float(((word) & (mask)) | power) - (8388608.0f + (float)(OFFSET << (place))))
 
-// `sum` and four numbers, less OFFSET, times their columns: from bit `place` on of the bytes of a word.
+// `sum` plus four numbers, less OFFSET, times their columns: from bit `place` on in each byte.
 inline float add_numbers(float sum, const uint w, const uint mask, const int place, const float4 c, const uint power) {
     const uint v = w >> 16;
     sum += PLACED(w, mask, place) * c.x;
@@ -224,7 +227,7 @@ inline float add_numbers(float sum, const uint w, const uint mask, const int pla
     return sum + PLACED(v, mask << 8, place + 8) * c.w;
 }
 
-// Of a row, named x, y, z or w: `sum` and its first four columns, and its last.
+// For a row named x, y, z or w: adds its first four columns to `sum`, or its last four.
 #if HAS_NIBBLES
 #define ADD_LOW(sum, row) add_numbers(sum, p->low[v].row, 0xfu, 0, c->low[v], c->power)
 #define ADD_HIGH(sum, row) add_numbers(sum, p->low[v].row, 0xf0u, 4, c->high[v], c->power)
@@ -236,7 +239,7 @@ inline float add_numbers(float sum, const uint w, const uint mask, const int pla
 #define START 0.0f
 #endif
 
-// sums[i] += row i of piece number `number`, times its columns.
+// sums[i] += row i in piece number `number` times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
 #if WEIGHT_IS(mxfp4)
     const uchar4 scales = as_uchar4(p->d);

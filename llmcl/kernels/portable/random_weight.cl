@@ -1,21 +1,21 @@
-// Weights drawn on the device, for measuring speed without a checkpoint: of variance spread^2 / 3, a pure function of seed
+// Draws random weights on the device, to measure speed without a checkpoint: variance spread^2 / 3, a pure function of seed
 // and index.
 //
-// Floating-point tiles are uniform in [-spread, spread). Of quantised tiles (tiles.cl) every bit is random, but for the scales:
-// with S = 2 spread / 2^bits and u uniform in [0, 1), from the bits that lie where the scale goes,
+// Floating-point tiles are uniform in [-spread, spread). Quantised tiles (tiles.cl) are random bits except for the scales:
+// with S = 2 spread / 2^bits and u uniform in [0, 1), taken from the bits in the scale's place,
 //
 //   d = S (0.75 + u / 2)        m = -d (2^bits - 1) / 2        k formats: sc in 32 .. 63, mn = sc, dmin = d (2^bits - 1) / 2
 //
-// where d is divided by the mean of sc; q6_k has sc in -95 .. -32 and 32 .. 95. Without m, d has a random sign, since the numbers
-// have a mean of -1/2. mxfp4 has one of two neighbouring scales, at random such that the variance is that. All are finite.
+// where d is divided by the mean of sc; q6_k has sc in -95 .. -32 and 32 .. 95. Without m, d has a random sign, because the numbers
+// have a mean of -1/2. mxfp4 picks one of two neighbouring scales, with probabilities that give the variance. All values are finite.
 //
 // tiles  floating-point: WEIGHT [n]; quantised: n groups of 16 rows x 32 columns, whole tiles of k columns
-// Index space: any; each work-item takes every global-size-th value or group. Build: WEIGHT; sizes are arguments, so that the
-// matrices of a model need one program for each type.
+// Index space: any; each work-item takes every global-size-th value or group. Build: WEIGHT; sizes are arguments: all matrices of
+// a type share a program.
 #if !defined(WEIGHT)
 #error "random_weight.cl needs the build constant WEIGHT"
 #endif
-#define K k  // of TILE_SIZE: the kernel's argument
+#define K k  // the kernel's argument, for TILE_SIZE
 #include "common/tiles.cl"
 
 inline uint random_bits(const ulong i, const uint seed) {
@@ -36,13 +36,13 @@ __kernel void random_weight(__global CAT(WEIGHT, _t)* tiles, const ulong n, cons
 #define MEAN_SCALE (WEIGHT_IS(q6_k) ? 63.5f : IS_SUPER ? 47.5f : 1.0f)
 
 #if WEIGHT_IS(mxfp4)
-// The mean square of a code's values is 8.5625; twice the scale has four times the square.
+// The mean square over a code's values is 8.5625; doubling the scale quadruples the square.
 inline void make_scales(__global uchar* at, const float spread) {
     const float wanted = spread * 0.19730546f, lower = floor(log2(wanted)), ratio = wanted / exp2(lower);
     for (int r = 0; r < 16; ++r) at[r] = 127 + (int)lower + (at[r] < 256.0f * (ratio * ratio - 1.0f) / 3.0f ? 1 : 0);
 }
 #else
-// 16 scales where random bits lie, and their minima after them.
+// Makes 16 scales from random bits in place, then their minima.
 inline void make_scales(__global uchar* at, const float spread) {
     for (int r = 0; r < 16; ++r) {
         const ushort bits = ((__global const ushort*)at)[r];

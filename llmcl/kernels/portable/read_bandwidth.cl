@@ -1,6 +1,6 @@
-// Streaming read of a buffer: the memory ceiling that decode is judged by.
+// Streaming read of a buffer: measures the memory ceiling for decode.
 //
-//   result[g] = xor of all 64-byte pieces that work-item g reads
+//   result[g] = xor of all 64-byte pieces read by work-item g
 //
 // source  uint16 [n]      result  uint [global size]      n: 64-byte pieces
 // LOCAL_SIZE 1: each work-item streams its own contiguous share (CPU);

@@ -1,12 +1,12 @@
 // out[t] = x[t] / sqrt(mean(x[t]^2) + EPS) * weight          (Zhang and Sennrich, "Root Mean Square Layer Normalization")
 //
-// A token whose squares overflow becomes NaN (common.cl).
+// If the squares of a token overflow, its result is NaN (common.cl).
 //
-// With ADD, out[t] += that: the norm of what a layer's attention or MLP gives, added to the residual.
+// With ADD, out[t] += the result: normalises an attention or MLP output and adds it to the residual.
 //
-// x, out  float [n][ROW], of which the HIDDEN values from FIRST on are normalised; both may be one buffer
+// x, out  float [n][ROW], with HIDDEN values from FIRST on normalised; may be the same buffer
 // weight  float [HIDDEN]
-// Index space: one work-group of LOCAL_SIZE a token; each work-item takes every LOCAL_SIZE-th piece of 16 values.
+// Index space: a work-group per token, local size LOCAL_SIZE; each work-item takes every LOCAL_SIZE-th 16-value piece.
 // Build: HIDDEN, ROW, FIRST (multiples of 16), EPS, ADD, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes.
 #if !defined(HIDDEN) || !defined(ROW) || !defined(FIRST) || !defined(EPS) || !defined(ADD) || !defined(LOCAL_SIZE)
 #error "rms_norm.cl needs the build constants HIDDEN, ROW, FIRST, EPS, ADD, LOCAL_SIZE"

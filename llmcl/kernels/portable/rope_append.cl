@@ -1,13 +1,14 @@
-// Rotates the queries and keys of a step's tokens and appends keys and values to the cache (prefill).
+// Rotates a step's queries and keys, and appends keys and values to the cache (prefill).
 //
 //   (x_i, x_{i+D/2}) -> (x_i c_i - x_{i+D/2} s_i, x_{i+D/2} c_i + x_i s_i)       Su et al., "RoFormer"; half-split pairs
 //
 // qkv      float [n][(N_Q_HEADS + 2 N_KV_HEADS)][HEAD_DIM]; queries are rotated in place
 // rope     float [n][HEAD_DIM]: cosines, then sines, from `embed`
-// k_cache, v_cache  KV, of N_KV_HEADS heads: see kv_cache.cl
+// k_cache, v_cache  KV, N_KV_HEADS heads: see kv_cache.cl
 //
-// Index space: one work-group of LOCAL_SIZE a token; work-items share its heads. In a step of several sequences (step_rows.cl) those
-// from the row FIRST_ROW, an expression of `state`, on: the rows that decode are rotated and appended by attention_decode.
+// Index space: a work-group per token, local size LOCAL_SIZE; work-items share its heads. In a step with several sequences
+// (step_rows.cl) rows
+// from FIRST_ROW, an expression in `state`, on: attention_decode rotates and appends the decoding rows.
 // Build: KV, N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 16), CAPACITY (a multiple of 16), LOCAL_SIZE, FIRST_ROW;
 // for pages see kv_address.cl.
 // The host must have checked position + n <= CAPACITY.

@@ -1,10 +1,10 @@
-// The rotation of each token of a step, beside that which `embed` writes: rope[t] = m_i (cos a_i, sin a_i),
+// An additional rotation for each token in a step, beside the table from `embed`: rope[t] = m_i (cos a_i, sin a_i),
 // a_i = float(position of t) * f_i.
 //
 // state     see STATE_*                  rotation  float [2][HEAD_DIM/2]: f, m
 // rope      float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
 //
-// Index space: one work-group of LOCAL_SIZE a token. Build: HEAD_DIM, LOCAL_SIZE, STATE_POSITION.
+// Index space: a work-group per token, local size LOCAL_SIZE. Build: HEAD_DIM, LOCAL_SIZE, STATE_POSITION.
 #if !defined(HEAD_DIM) || !defined(LOCAL_SIZE) || !defined(STATE_POSITION)
 #error "rope_table.cl needs the build constants HEAD_DIM, LOCAL_SIZE and those of the step state"
 #endif

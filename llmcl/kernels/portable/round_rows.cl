@@ -1,7 +1,7 @@
-// The activations of a step rounded to 8 bits for products of few tokens (int8_columns.cl).
+// Rounds a step's activations to 8 bits, for products with few tokens (int8_columns.cl).
 //
-// x  float [n][K]     rows  int [n][ROW_WORDS]: K / 4 words of four numbers, then K / 32 scales by their bits
-// Index space: (ceil(K / 32 / LOCAL_SIZE), n) groups of LOCAL_SIZE; a work-item rounds 32 columns. Build: WEIGHT, K, DOT, LOCAL_SIZE.
+// x  float [n][K]     rows  int [n][ROW_WORDS]: K / 4 words with four numbers each, then the bits of K / 32 scales
+// Index space: (ceil(K / 32 / LOCAL_SIZE), n) groups, local size LOCAL_SIZE; a work-item rounds 32 columns. Build: WEIGHT, K, DOT, LOCAL_SIZE.
 #if !defined(WEIGHT) || !defined(K) || !defined(DOT) || !defined(LOCAL_SIZE)
 #error "portable/round_rows.cl needs the build constants WEIGHT, K, DOT, LOCAL_SIZE"
 #endif

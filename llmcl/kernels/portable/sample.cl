@@ -4,29 +4,30 @@
 //   token = argmax over { l_i >= threshold } of l_i / temperature + g_i,    g_i = -log(-log(u_i))
 //
 // which is distributed as softmax(l / temperature) (Gumbel 1954; Maddison et al. 2014). u_i is a hash of seed, step
-// and token id, so a seed gives the same tokens again whatever the work-groups' order. Temperature 0 is greedy, g = 0.
+// and token id, so a seed reproduces its tokens whatever the work-groups' order. Temperature 0 is greedy, g = 0.
 //
-// These kernels choose without a threshold; sample_threshold.cl has those for one, a program of their own that takes compilers
-// twice as long. On a CPU rows that take the largest logit as it is have another kernel: sample_largest.cl.
+// These kernels choose without a threshold. sample_threshold.cl holds the kernels with a threshold, as a separate program because
+// compiling
+// takes twice as long. On a CPU, greedy rows without penalties use sample_largest.cl.
 //
-// logits     float [VOCAB]          last_seen  int [VOCAB], the latest position of each token, negative: never
-// counts     int [VOCAB], how often the answer has each token; kept by the step's last kernel where a penalty needs it
+// logits     float [VOCAB]          last_seen  int [VOCAB], each token's latest position, negative: never
+// counts     int [VOCAB], each token's count in the answer; updated by the step's last kernel if a penalty needs it
 // state      see STATE_*            sampling   int [SAMPLING_SLOTS], see SAMPLING_*; floats by their bits
-// best       float2 [N_GROUPS]: (score, token id by its bits)
+// best       float2 [N_GROUPS]: (score, token id bits)
 // tokens     int [.]: the next step's input        sampled  int [STATE_RING]: tokens handed to the host, by step
 //
-// A step of several sequences (step_rows.cl) has logits and best of each row, last_seen, counts, sampling and tokens of each
-// sequence, and sampled [STATE_RING][N_SEQUENCES], of which its number says the line.
-// Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_finish; with several sequences for each row.
+// A step with several sequences (step_rows.cl) has logits and best per row, last_seen, counts, sampling and tokens per sequence,
+// and sampled [STATE_RING][N_SEQUENCES], indexed by step number.
+// Index space: N_GROUPS groups, local size LOCAL_SIZE; one group for sample_finish; with several sequences, for each row.
 // Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, N_SEQUENCES (1), ROLL_LOOPS (1: loops without barriers
-// stay rolled). The host must have checked the ranges of the parameters.
+// stay rolled). The host must have checked the parameter ranges.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)
 #error "sample.cl needs the build constants VOCAB, LOCAL_SIZE, N_GROUPS, N_SEQUENCES and those of the step state"
 #endif
 #include "portable/token_scores.cl"
 
-// best[group] = the best score of the group's partition of the vocabulary.
+// best[group] = the best score in the group's partition of the vocabulary.
 inline void best_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
                               __global const int* state, __global const int* sampling, __global float2* best,
                               __local float2* scratch) {

@@ -1,13 +1,14 @@
-// The token of the largest logit, of equal ones the first: how rows with temperature 0 and without penalties are sampled where one
-// work-item with vectors goes through a vocabulary in microseconds. Elsewhere sample_partial and sample_finish of sample.cl do it, and
-// these leave such rows as they are.
+// Samples rows with temperature 0 and no penalties on devices where a single vectorised work-item scans a vocabulary in microseconds: the
+// token with the largest logit, the first on ties. sample_partial and sample_finish (sample.cl) then skip such rows. Elsewhere they do
+// the
+// work.
 //
-// logits  float [VOCAB]      state, sampling, tokens, sampled, counts, and what several sequences have of each: see sample.cl
+// logits  float [VOCAB]      state, sampling, tokens, sampled, counts, also with several sequences: see sample.cl
 //
-//   lane l of stream u has the largest of the logits 64 i + 16 u + l        [ stream 0 | stream 1 | stream 2 | stream 3 | stream 0 | ...
+//   lane l in stream u has the largest of the logits 64 i + 16 u + l        [ stream 0 | stream 1 | stream 2 | stream 3 | stream 0 | ...
 //
-// Index space: a work-group of one work-item; with several sequences for each row, in the second dimension.
-// Build: VOCAB, N_SEQUENCES, WIDTH 16 (lanes.cl), SAMPLING_* and those of the step state. A NaN is never chosen.
+// Index space: single-work-item groups; with several sequences one per row, in the second dimension.
+// Build: VOCAB, N_SEQUENCES, WIDTH 16 (lanes.cl), SAMPLING_*, step state constants. A NaN is never chosen.
 #if !defined(VOCAB) || !defined(N_SEQUENCES) || !defined(WIDTH) || !defined(SAMPLING_TRUNCATES) || !defined(STATE_POSITION)
 #error "sample_largest.cl needs the build constants VOCAB, N_SEQUENCES, WIDTH, those of sampling and of the step state"
 #endif
@@ -16,7 +17,7 @@
 #include "common/step_rows.cl"
 #include "portable/end_step.cl"
 
-#define STREAMS 4  // so that a comparison need not wait for the one before
+#define STREAMS 4  // a comparison need not wait for the previous one
 #define LANES (16 * STREAMS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
@@ -31,7 +32,7 @@ void sample_largest(__global const float* logits, __global const int* sampling, 
     const int row = 0;
 #endif
     lanes_t best[STREAMS];
-    int16 first[STREAMS];  // the token of lane 0 when the lane's largest was found
+    int16 first[STREAMS];  // lane 0's token when the lane's largest was found
 #pragma unroll
     for (int u = 0; u < STREAMS; ++u) {
         best[u] = -INFINITY;

@@ -1,16 +1,16 @@
-// Sampling where one threshold on the logits serves top-k, top-p and min-p (in this order, llama.cpp's): the token of the best
-// score among the logits at or above it (sample.cl).
+// Sampling with a single threshold on the logits for top-k, top-p and min-p (in this order, llama.cpp's): the best-scoring token
+// among logits at or above the threshold (sample.cl).
 //
-// sample_histogram and sample_candidates share the vocabulary among all groups and leave the few logits that can be above the
-// threshold to sample_select.
+// sample_histogram and sample_candidates share the vocabulary among all groups and leave sample_select only the few logits that may be
+// above the threshold.
 //
-// best       float2 [N_GROUPS], of sample_histogram: (largest logit, sum of exp(l - largest))
-// bins       uint [BINS + 1], 0 before and after a step: a measure of the logits by the upper bits of their keys, and the
+// best       float2 [N_GROUPS], from sample_histogram: (largest logit, sum of exp(l - largest))
+// bins       uint [BINS + 1], 0 before and after a step: a histogram over the upper bits of the logits' keys, and the
 //            number of candidates
-// candidates float2 [VOCAB]: (penalised logit, token id by its bits), in any order
-// the other buffers: see sample.cl. A step of several sequences has best, bins and candidates of each row.
+// candidates float2 [VOCAB]: (penalised logit, token id bits), in any order
+// remaining buffers: see sample.cl. With several sequences, best, bins and candidates are per row.
 //
-// Index space: N_GROUPS groups of LOCAL_SIZE; one group for sample_select; with several sequences for each row.
+// Index space: N_GROUPS groups, local size LOCAL_SIZE; one group for sample_select; with several sequences, for each row.
 // Build: as sample.cl.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)
@@ -28,14 +28,14 @@ inline float value_of(uint key) { return as_float(key & 0x80000000u ? key & 0x7f
 
 inline ulong reduce_sum_ulong(const ulong v, __local ulong* scratch, const int lid) REDUCED(ulong, SUM_OF)
 
-// Bins of logits by the upper 11 bits of their keys: sign, exponent, and a quarter of a power of two.
+// Histogram bins over the keys' upper 11 bits: sign, exponent, and a quarter of a power of two.
 #define BIN_SHIFT 21
 #define BINS 2048
-#define BLOCK 32  // bins that one work-item adds up
+#define BLOCK 32  // bins added up by one work-item
 inline float bin_high(const int bin) { return value_of(((uint)bin + 1u) * (1u << BIN_SHIFT) - 1u); }
 
-// With top-k a bin counts its logits. Otherwise it adds up their mass relative to its own upper edge, rounded down, in units
-// of which VOCAB fit: the largest logit of all is not known yet.
+// With top-k a bin counts its logits. Otherwise it adds up their mass relative to the bin's upper edge, rounded down to units with room
+// for VOCAB units: the overall largest logit is not known yet.
 #define BIN_UNIT (0x7fffffffu / VOCAB)
 inline bool measures_count(__global const int* sampling) {
     return sampling[SAMPLING_TOP_K] > 0 && sampling[SAMPLING_TOP_K] < VOCAB;
@@ -44,7 +44,7 @@ inline uint measure_of(const float l, const int bin, const bool by_count) {
     return by_count ? 1 : isinf(l) ? 0 : (uint)(exp(l - bin_high(bin)) * BIN_UNIT);
 }
 
-// Adds the group's partition to `bins`, and leaves its largest logit and the sum of exp(l - largest) in best[group].
+// Adds the group's partition to `bins`, and stores its largest logit and the sum of exp(l - largest) in best[group].
 inline void histogram_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
                                    __global const int* state, __global const int* sampling, __global float2* best,
                                    __global uint* bins, __local uint* own, __local float* scratch) {
@@ -53,7 +53,7 @@ inline void histogram_of_partition(const int group, __global const float* logits
     const bool by_count = measures_count(sampling);
     for (int i = lid; i < BINS; i += LOCAL_SIZE) own[i] = 0;
     barrier(CLK_LOCAL_MEM_FENCE);
-    float own_top = -INFINITY, sum = 0.0f;  // the sum relative to the largest so far, so that one pass is enough
+    float own_top = -INFINITY, sum = 0.0f;  // relative to the largest so far, so one pass is enough
     for (int first = partition.x + lid; first < partition.y; first += BATCH * LOCAL_SIZE) {
         float l[BATCH];
         next_logits(l, logits, last_seen, counts, sampling, position, first, partition.y);
@@ -78,7 +78,7 @@ inline void histogram_of_partition(const int group, __global const float* logits
         if (own[i] > 0) atomic_add(bins + i, own[i]);
 }
 
-// The largest logit of all.
+// The largest logit over the vocabulary.
 inline float top_of(__global const float2* best, __local float* scratch, const int lid) {
     float top = -INFINITY;
     for (int i = lid; i < N_GROUPS; i += LOCAL_SIZE) top = fmax(top, best[i].x);
@@ -93,7 +93,7 @@ inline float whole_sum(__global const float2* best, const float top, __local flo
     return reduce_sum(sum, scratch, lid);
 }
 
-// The lowest bin in which a logit can be above the threshold.
+// The lowest bin that may contain a logit above the threshold.
 inline int lowest_bin(__global const int* sampling, __global const float2* best, __global const uint* bins,
                       __local float* measures, __local float* scratch, __local int* found) {
     const int lid = get_local_id(0);
@@ -101,7 +101,7 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
     const float top = top_of(best, scratch, lid);
     const float sum_of_all = whole_sum(best, top, scratch, lid);
     const bool by_count = measures_count(sampling);
-    // A little more than the share, for what the sums are rounded by.
+    // Slightly more than the share, to cover rounding in the sums.
     const float target = by_count ? (float)sampling[SAMPLING_TOP_K] : top_p * 1.00001f * sum_of_all * BIN_UNIT;
     barrier(CLK_LOCAL_MEM_FENCE);
     for (int i = lid; i < BINS; i += LOCAL_SIZE) {
@@ -121,14 +121,14 @@ inline int lowest_bin(__global const int* sampling, __global const float2* best,
         ROLLED while (block > 0 && above + scratch[block] < target) above += scratch[block--];
         int bin = block * BLOCK + BLOCK - 1;
         ROLLED while (bin > block * BLOCK && above + measures[bin] < target) above += measures[bin--];
-        // Here and not as an early return: PoCL compiles what follows a branch around barriers once for each side.
+        // No early return: PoCL compiles the code after a branch around barriers once per side.
         *found = by_count || top_p < 1.0f ? bin : (int)(key_of(top + log(min_p)) >> BIN_SHIFT);
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     return *found;
 }
 
-// Appends to `candidates` what the group's partition has in the lowest bin and above.
+// Appends the group's logits in the lowest bin and above to `candidates`.
 inline void candidates_of_partition(const int group, __global const float* logits, __global const int* last_seen, __global const int* counts,
                                     __global const int* state, __global const int* sampling, __global const float2* best,
                                     __global uint* bins, __global float2* candidates, __local float* measures,
@@ -136,7 +136,7 @@ inline void candidates_of_partition(const int group, __global const float* logit
     const int lid = get_local_id(0), position = last_position(state);
     const int2 partition = partition_of(group);
     const int lowest = lowest_bin(sampling, best, bins, measures, scratch, found);
-    __local uint* taken = (__local uint*)scratch;  // by the group so far in this pass, and the place of its first
+    __local uint* taken = (__local uint*)scratch;  // number taken by the group in this pass, and its first index
     for (int begin = partition.x; begin < partition.y; begin += BATCH * LOCAL_SIZE) {
         float l[BATCH];
         uint place[BATCH];
@@ -157,12 +157,12 @@ inline void candidates_of_partition(const int group, __global const float* logit
     }
 }
 
-// Probabilities as integers whose sum over the vocabulary is close to 2^31: their sums do not depend on the order of
-// the atomic additions.
+// Probabilities as integers with a sum close to 2^31 over the vocabulary: integer sums don't depend on the order of
+// atomic additions.
 inline uint mass_of(float l, float top, float inverse_sum) { return (uint)(exp(l - top) * inverse_sum * 0x1p31f + 0.5f); }
 
 // The largest key t for which the measure of { key >= t } reaches `target` or the whole, found digit by digit from the top
-// (radix selection). The measure of a set is its count, or with by_mass the mass of its members at or above `floor_key`.
+// (radix selection). A set's measure is its count, or with by_mass the mass of its members at or above `floor_key`.
 inline uint radix_threshold(__global const float2* candidates, const int n, const bool by_mass, uint target,
                             const uint floor_key, const float top, const float inverse_sum, __local uint* histogram,
                             __local uint* found, const int lid) {
@@ -205,7 +205,7 @@ inline uint radix_threshold(__global const float2* candidates, const int n, cons
     }
     return prefix;
 }
-#define FOUND 19  // local words of radix_threshold beside the histogram
+#define FOUND 19  // radix_threshold's local words beside the histogram
 
 // The threshold, from the candidates alone.
 inline float threshold_of(__global const float2* candidates, const int n, __global const int* sampling,
@@ -217,10 +217,10 @@ inline float threshold_of(__global const float2* candidates, const int n, __glob
     const float top = top_of(best, floats, lid);
     const float sum_of_all = whole_sum(best, top, floats, lid);
     uint key = 0;
-    // Top-k, then top-p, if asked for. Passes of a loop, for the same reason as in lowest_bin.
+    // Top-k, then top-p, if requested. Loop passes instead of branches, for the same reason as in lowest_bin.
     for (int pass = measures_count(sampling) ? 0 : 1; pass < (top_p < 1.0f ? 2 : 1); ++pass) {
         const bool by_mass = pass == 1;
-        ulong units = 0;  // of the candidates, whose order changes: an integer
+        ulong units = 0;  // an integer, because candidate order varies
         for (int i = by_mass ? lid : n; i < n; i += LOCAL_SIZE)
             if (key_of(candidates[i].x) >= key) units += (ulong)(exp(candidates[i].x - top) * 0x1p40f);
         const float sum_of_candidates = (float)reduce_sum_ulong(units, scratch, lid) * 0x1p-40f;
@@ -262,7 +262,7 @@ void sample_candidates(__global const float* logits, __global const int* last_se
     candidates_of_partition(get_group_id(0), logits, last_seen, counts, state, sampling, best, bins, candidates, measures, scratch, &found);
 }
 
-// Writes sampling[SAMPLING_THRESHOLD], and the token of the best score above it. One group.
+// Writes sampling[SAMPLING_THRESHOLD], and the best-scoring token above it. One group.
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void sample_select(__global const float2* candidates, __global const float2* best, __global uint* bins,
                    __global int* sampling, __global int* state, __global int* tokens, __global int* sampled, __global int* counts) {
@@ -281,7 +281,7 @@ void sample_select(__global const float2* candidates, __global const float2* bes
         if (l >= threshold) keep_better(&score, &token, score_of(l, candidate, temperature, keys), candidate);
     }
     const float2 chosen = reduce_best((float2)(score, as_float(token)), (__local float2*)scratch, lid);
-    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all have read what is written now
+    barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);  // all reads are done before the writes
     for (int i = lid; i <= BINS; i += LOCAL_SIZE) bins[i] = 0;
     if (lid == 0) {
         sampling[SAMPLING_THRESHOLD] = as_int(threshold);

@@ -1,7 +1,7 @@
-// shares[t][s] *= scales[ids[t][s]], in place: the factor that each expert's output has.
+// shares[t][s] *= scales[ids[t][s]], in place: scales each expert's output weight.
 //
 // shares  float [n][TOP_K]      ids  int [n][TOP_K]      scales  float [experts]
-// Index space: one work-group of LOCAL_SIZE a token. Build: TOP_K, LOCAL_SIZE.
+// Index space: a work-group per token, local size LOCAL_SIZE. Build: TOP_K, LOCAL_SIZE.
 #if !defined(TOP_K) || !defined(LOCAL_SIZE)
 #error "scale_shares.cl needs the build constants TOP_K, LOCAL_SIZE"
 #endif

@@ -1,8 +1,8 @@
-// x[t] *= sigmoid(gate[t]): the gate of an attention's output, or of a shared expert's
+// x[t] *= sigmoid(gate[t]): gates an attention output, or a shared expert's output
 //
 // x     float [n][COLUMNS]
-// gate  float [n][COLUMNS]; or (ONE_A_ROW) [n][GATE_ROW], of which the last counts, for all of x[t]
-// Index space: groups (ceil(COLUMNS / (WIDTH RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of WIDTH values.
+// gate  float [n][COLUMNS]; or (ONE_A_ROW) [n][GATE_ROW], with the row's last value gating all of x[t]
+// Index space: groups (ceil(COLUMNS / (WIDTH RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN WIDTH-wide pieces.
 // Build: COLUMNS (a multiple of 16), GATE_ROW, ONE_A_ROW, RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE, WIDTH (lanes.cl).
 #if !defined(COLUMNS) || !defined(GATE_ROW) || !defined(ONE_A_ROW) || !defined(RUN) || !defined(LOCAL_SIZE) || !defined(WIDTH)
 #error "sigmoid_gate.cl needs the build constants COLUMNS, GATE_ROW, ONE_A_ROW, RUN, LOCAL_SIZE, WIDTH"

@@ -1,7 +1,7 @@
-// x = CAP tanh(x / CAP), in place: the logits of models that keep them small (Gemma Team, "Gemma 2", 2024).
+// x = CAP tanh(x / CAP), in place: bounds a model's logits (Gemma Team, "Gemma 2", 2024).
 //
 // x  float [n][N]
-// Index space: groups (ceil(N / (8 RUN)), n) of LOCAL_SIZE; a group's work-items share RUN pieces of 8 values.
+// Index space: groups (ceil(N / (8 RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN 8-wide pieces.
 // Build: N, CAP, RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE.
 #if !defined(N) || !defined(CAP) || !defined(RUN) || !defined(LOCAL_SIZE)
 #error "soft_cap.cl needs the build constants N, CAP, RUN, LOCAL_SIZE"

@@ -1,15 +1,15 @@
-// A share of a block of weights on its way to local memory: what one work-item of linear_prefill.cl brings.
+// A work-item's share when linear_prefill.cl loads a weight block into local memory.
 //
 // A block is BLOCK_TILES tiles by 16 columns, from column k on (a multiple of 16). A share is eight values:
 //
-//   16 bits      16 bytes of a tile: 8 rows of a column          32 bits  the same of 4 rows, and of the next column
-//   quantised    columns 4j .. 4j+3 of two rows, j = 0 .. 3 (tiles.cl)
+//   16 bits      16 tile bytes: 8 rows in a column               32 bits  4 rows in a column, and in the next column
+//   quantised    columns 4j .. 4j+3 in two rows, j = 0 .. 3 (tiles.cl)
 //
-// load_share asks for it, store_share widens it and leaves it as rows[column][PLACE(row)]; in between the product is busy.
-// PLACE puts even tiles into the first half of a column and odd ones into the second: gate and up rows lie HALF_ROWS apart.
+// load_share requests a share, store_share widens it and stores it as rows[column][PLACE(row)]; in between the product is computed.
+// PLACE puts even tiles into a column's first half and odd tiles into the second: gate and up rows lie HALF_ROWS apart.
 // After portable/widen.cl. Build: WEIGHT, K; BLOCK_TILES (4 or 8).
 #define SHARES (BLOCK_TILES * 32)
-#define ROW_STRIDE (BLOCK_TILES * 16 + (WEIGHT_IS(f32) ? 0 : 4))  // keeps the columns that neighbours store off one bank
+#define ROW_STRIDE (BLOCK_TILES * 16 + (WEIGHT_IS(f32) ? 0 : 4))  // spreads columns stored by neighbours over the banks
 #define HALF_ROWS (BLOCK_TILES * 8)
 #define PLACE(tile) ((tile) % 2 * HALF_ROWS + (tile) / 2 * 16)
 
@@ -42,11 +42,11 @@ inline void store_share(const share* s, __local float* rows, const int k, const 
 #else
 #define HAS_HIGH (HAS_FIFTH_BIT || WEIGHT_IS(q6_k))
 typedef struct {
-    uint2 numbers;  // nibbles or bytes of the two rows
+    uint2 numbers;  // the two rows' nibbles or bytes
 #if HAS_HIGH
     uint2 upper;
 #endif
-    uint d;  // two halves; two bytes of mxfp4
+    uint d;  // two halves; with mxfp4 two bytes
 #if HAS_MIN
     uint m;
 #endif
@@ -55,7 +55,7 @@ typedef struct {
 #endif
 } share;
 
-// i: the pair of rows i % 8, and j = i / 8 % 4.
+// i: row pair i % 8, and j = i / 8 % 4.
 inline share load_share(__global const uchar* tile, const int k, const int i) {
     const int g = k / 32, part = k / 16 % 2, j = i / 8 % 4, pair = i % 8;
     __global const uchar* group = tile + GROUP_AT(g);
@@ -83,7 +83,7 @@ inline share load_share(__global const uchar* tile, const int k, const int i) {
     return s;
 }
 
-// The numbers of a row, less OFFSET.
+// A row's numbers, less OFFSET.
 inline float4 numbers_of(uint word, const uint upper, const int part, const int j) {
 #if !WEIGHT_IS(q8_0)
     word = word >> (4 * part) & 0x0f0f0f0fu;

@@ -1,9 +1,9 @@
-// Whether sub-groups are as common/sub_groups.cl takes them to be.
+// Tests whether sub-groups behave as common/sub_groups.cl expects.
 //
-//   out[bit][i] = in[i xor 2^bit], from a sub-group's registers where 2^bit is below its size, else from memory
+//   out[bit][i] = in[i xor 2^bit], from sub-group registers if 2^bit is below the sub-group size, else from memory
 //   out[BITS][i] = the sum of `in`                                           in  uint [LOCAL_SIZE], out  uint [BITS + 1][LOCAL_SIZE]
 //
-// Index space: one group of LOCAL_SIZE. Build: SUB_GROUP, LOCAL_SIZE = 2^BITS; INTEL_LANES to require a size.
+// Index space: one group, local size LOCAL_SIZE. Build: SUB_GROUP, LOCAL_SIZE = 2^BITS; INTEL_LANES to require a size.
 #if !defined(SUB_GROUP) || !defined(LOCAL_SIZE) || !defined(BITS)
 #error "sub_group_probe.cl needs the build constants SUB_GROUP, LOCAL_SIZE, BITS"
 #endif

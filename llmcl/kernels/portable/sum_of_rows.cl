@@ -1,14 +1,15 @@
-// The sums of a tile's rows over the work-items of a group, each of which has PIECE_ROWS of them, always the same.
+// Sums a tile's rows over a group's work-items; each work-item always has the same PIECE_ROWS rows.
 //
-// With LANES (sub_groups.cl) the work-items of a sub-group meet in registers: in each turn the two halves of those with the same
-// rows hand each other half of the rows that they still have, so that a lane keeps fewer and fewer. One row of 16 is left to a
-// lane where there are enough lanes, and local memory holds 16 sums a sub-group. Else all meet there:
+// With LANES (sub_groups.cl) a sub-group's work-items exchange registers: in each turn, the two halves of the work-items with the same
+// rows
+// swap half their remaining rows, so a lane keeps fewer and fewer. With enough lanes each ends with one row of 16, and local memory only
+// holds 16 sums per sub-group. Otherwise all sums meet in local memory:
 //
-//     sums of the work-items      16 rows of slice 0 | 16 rows of slice 1 | ...      a slice: 16 / PIECE_ROWS neighbours
-//     work-item i adds up         row i % 16 of every LOCAL_SIZE / 16-th slice, then work-item i < 16 row i of these sums
+//     the work-items' sums        16 rows of slice 0 | 16 rows of slice 1 | ...      a slice: 16 / PIECE_ROWS neighbours
+//     work-item i adds up         row i % 16 in every LOCAL_SIZE / 16-th slice, then work-item i < 16 adds up row i
 //
 // After portable/tile_pieces.cl. Build: LOCAL_SIZE (a power of two >= 16). A kernel declares ROW_SUMS at its head. Its file may
-// define SUMS_IN_REGISTERS before.
+// first define SUMS_IN_REGISTERS.
 #include "common/sub_groups.cl"
 #include "portable/chain_link.cl"
 
@@ -22,9 +23,9 @@
     LOCAL_ARRAY(float, parts, PARTS, 64 * PARTS)
 #define SUMS_BYTES (64 * PARTS + (4 * PARTS + 15) / 16 * 16)
 #define KEPT_ROWS MAX(1, PIECE_ROWS * TWINS / LANES)
-#define KEEPS_ROWS(lid) ((lid) % MAX(TWINS, LANES / PIECE_ROWS) < TWINS)  // others have copies
+#define KEEPS_ROWS(lid) ((lid) % MAX(TWINS, LANES / PIECE_ROWS) < TWINS)  // the rest have copies
 
-// The sums over all work-items: of row i in work-item i < 16.
+// The sums over all work-items; row i ends up in work-item i < 16.
 IN_REGISTERS inline float sum_of_rows(const float* own, __local float* sums, __local float* parts, const int lid) {
     float v[PIECE_ROWS];
     int first = lid % TWINS * PIECE_ROWS, rows = PIECE_ROWS;
@@ -62,7 +63,7 @@ IN_REGISTERS inline float sum_of_rows(const float* own, __local float* sums, __l
     LOCAL_ARRAY(float, parts, LOCAL_SIZE, 4 * LOCAL_SIZE * PIECE_ROWS)
 #define SUMS_BYTES (4 * LOCAL_SIZE * (PIECE_ROWS + 1))
 
-// The sums over all work-items: of row i in work-item i < 16.
+// The sums over all work-items; row i ends up in work-item i < 16.
 inline float sum_of_rows(const float* own, __local float* sums, __local float* parts, const int lid) {
 #pragma unroll
     for (int i = 0; i < PIECE_ROWS; i += 4)

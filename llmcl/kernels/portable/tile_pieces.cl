@@ -1,4 +1,4 @@
-// The pieces of a tile of any storage type: float_piece.cl or quant_piece.cl. Build: WEIGHT, K, NORM.
+// Tile pieces for any storage type: float_piece.cl or quant_piece.cl. Build: WEIGHT, K, NORM.
 #include "common/tiles.cl"
 #include "portable/widen.cl"
 #if QUANTIZED

@@ -1,14 +1,14 @@
-// The product of one or two tiles with a token, shared by the work-items of a group.
+// Multiplies one or two tiles by a token, shared by a group's work-items.
 //
-// A tile is cut into pieces of PIECE_ROWS rows by one column or some (float_piece.cl, quant_piece.cl); work-item i takes the
-// pieces i, i + LOCAL_SIZE, ..., and always the same rows, whose sums it keeps in registers. The sums over the work-items are
+// A tile is cut into pieces with PIECE_ROWS rows and one or more columns (float_piece.cl, quant_piece.cl). Work-item i takes the
+// pieces i, i + LOCAL_SIZE, ..., always in the same rows, and keeps the row sums in registers. The sums over the work-items are
 // taken once, at the end (sum_of_rows.cl).
 //
-// After portable/tile_pieces.cl. The kernel has defined before:
-//   TILES_AT_ONCE  1, or 2 for a gate and an up tile     ALL_PIECES  how many pieces there are in all, N_PIECES of a tile
-//   operands, piece_at(operands, tile, p), columns_at(operands, p, square, power)   piece p of a tile, and what it meets
+// After portable/tile_pieces.cl. The kernel first defines:
+//   TILES_AT_ONCE  1, or 2 for a gate and an up tile     ALL_PIECES  the total number of pieces, N_PIECES per tile
+//   operands, piece_at(operands, tile, p), columns_at(operands, p, square, power)   piece p in a tile, and its columns
 // Build: LOCAL_SIZE (a power of two >= 16), AT_ONCE, AHEAD: see portable/linear_decode.cl; with NORM, EPS.
-#define TURN (AT_ONCE / TILES_AT_ONCE)  // pieces of a tile at once
+#define TURN (AT_ONCE / TILES_AT_ONCE)  // pieces per tile at once
 #define IN_TILE(p) (ALL_PIECES % (TURN * LOCAL_SIZE) == 0 || (p) < ALL_PIECES)
 #include "portable/sum_of_rows.cl"
 
@@ -20,7 +20,7 @@ inline void load_turn(piece pieces[TURN][TILES_AT_ONCE], const operands* o, cons
             for (int t = 0; t < TILES_AT_ONCE; ++t) pieces[u][t] = piece_at(o, t, first + u * LOCAL_SIZE);
 }
 
-// A work-item's share: own[t] = the sums of its pieces' rows of tile t; square: of the squares of its columns, with NORM.
+// A work-item's share: own[t] = its pieces' row sums in tile t; square: the squares of its columns, with NORM.
 IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const operands* o, float* square, const int lid,
                                     const uint power) {
     *square = 0.0f;
@@ -87,7 +87,7 @@ inline float sum_of_squares(const float square, __local float* parts, __local fl
 }
 #endif
 
-// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each of which counts SQUARE_COPIES times. A kernel declares NORM_SUMS.
+// 1 / sqrt(mean(x^2) + EPS) from the work-items' squares, each counted SQUARE_COPIES times. A kernel declares NORM_SUMS.
 inline float scale_of_norm(const float square, __local float* parts, __local float* squares, const int lid) {
     return 1.0f / sqrt(NO_OVERFLOW(sum_of_squares(square, parts, squares, lid)) / (SQUARE_COPIES * K) + EPS);
 }

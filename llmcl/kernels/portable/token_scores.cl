@@ -1,6 +1,6 @@
-// What both ways of choosing a token share (sample.cl, sample_threshold.cl): a logit after the penalties, and its score.
+// Shared by the sampling kernels (sample.cl, sample_threshold.cl): a logit after penalties, and its score.
 //
-// Penalties: l / r or l r (repetition, of tokens seen lately), then l - presence - frequency count (of tokens in the answer).
+// Penalties: l / r or l r (repetition, for recent tokens), then l - presence - frequency count (for tokens in the answer).
 // Buffers and build constants: see sample.cl.
 #include "common/common.cl"
 #include "common/reduce.cl"
@@ -10,7 +10,7 @@
 inline float repeat_penalized(const float l, __global const int* last_seen, __global const int* sampling, const int position,
                               const int i) {
     const float penalty = as_float(sampling[SAMPLING_PENALTY]);
-    if (penalty == 1.0f) return l;  // before the load: half of what a pass over the vocabulary reads
+    if (penalty == 1.0f) return l;  // before the load, which is half a vocabulary pass's reads
     const int seen = last_seen[i];
     if (seen < 0 || seen > position || seen <= position - sampling[SAMPLING_WINDOW]) return l;
     return l > 0.0f ? l / penalty : l * penalty;
@@ -24,13 +24,13 @@ inline float penalized(__global const float* logits, __global const int* last_se
     return l - as_float(sampling[SAMPLING_PRESENCE]) - as_float(sampling[SAMPLING_FREQUENCY]) * count;
 }
 
-// The part of the vocabulary that a group looks at.
+// A group's partition of the vocabulary.
 #define PARTITION ((VOCAB + N_GROUPS - 1) / N_GROUPS)
 inline int2 partition_of(const int group) { return (int2)(min(VOCAB, group * PARTITION), min(VOCAB, (group + 1) * PARTITION)); }
 
-// Logits of a work-item's next BATCH tokens, LOCAL_SIZE apart, all asked for before the first is used; past the end NaN.
+// A work-item's next BATCH logits, LOCAL_SIZE apart, all requested before the first is used; NaN past the end.
 #define BATCH 4
-#if ROLL_LOOPS  // on a CPU: unrolled around atomic additions, they make Intel's driver compile longer and slower code
+#if ROLL_LOOPS  // on a CPU: unrolled around atomic additions, Intel's driver compiles longer and slower code
 #define ROLLED _Pragma("unroll 1")
 #define EACH_OF_BATCH(u) ROLLED for (int u = 0; u < BATCH; ++u)
 #else
@@ -45,7 +45,7 @@ inline void next_logits(float l[BATCH], __global const float* logits, __global c
     }
 }
 
-// The position of the latest token of the step, whose logits these are.
+// The position of the step's latest token, whose logits are sampled.
 inline int last_position(__global const int* state) { return state[STATE_POSITION] + state[STATE_N_TOKENS] - 1; }
 
 inline uint mix32(uint x) {
@@ -54,7 +54,7 @@ inline uint mix32(uint x) {
     return x ^ (x >> 15);
 }
 
-// Keeps the larger score; of equal scores the lower token. A score that is not a number never wins.
+// Keeps the larger score, on ties the lower token. NaN never wins.
 inline void keep_better(float* score, int* token, const float other, const int other_token) {
     if (other > *score || (other == *score && other_token < *token)) {
         *score = other;
@@ -62,7 +62,7 @@ inline void keep_better(float* score, int* token, const float other, const int o
     }
 }
 
-// What the noise of a step's tokens is made of.
+// The keys for the noise of a step's tokens.
 inline uint2 noise_keys(__global const int* state, __global const int* sampling) {
     const uint token_key = mix32((uint)sampling[SAMPLING_SEED_LO] + 0x9e3779b9u);
     return (uint2)(token_key, mix32(mix32(token_key + (uint)sampling[SAMPLING_SEED_HI] + 0x85ebca6bu) ^
@@ -75,14 +75,14 @@ inline float score_of(const float l, const int token, const float temperature, c
     return l / temperature - log(-log(u));
 }
 
-// (score, token) pairs, tokens by their bits, as keep_better orders them.
+// (score, token bits) pairs in keep_better's order.
 inline float2 better_of(const float2 a, const float2 b) {
     return b.x > a.x || (b.x == a.x && as_int(b.y) < as_int(a.y)) ? b : a;
 }
 inline float2 reduce_best(const float2 v, __local float2* scratch, const int lid) REDUCED(float2, better_of)
 
-// Where a row's own begin. A step of several sequences has rows that need a threshold and rows that do not; the kernels for the
-// other kind leave a row as it is.
+// Offsets of a row's data. In a step with several sequences some rows need a threshold and some don't; each kernel skips
+// the other kind.
 #ifdef RECORDS
 #define OF_ROW(truncates)                                                            \
     const int row = step_row(1), sequence = sequence_of(state, row);                 \

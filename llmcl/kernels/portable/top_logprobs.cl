@@ -1,20 +1,19 @@
-// Log-probabilities of the chosen token and of the most likely ones, of each row of a step (step_rows.cl) that wants them.
+// Log-probabilities of the chosen token and the most likely tokens, for each row in a step (step_rows.cl) that requests them.
 //
-//   log p_i = l_i - log sum_j exp(l_j)    of the logits as the model leaves them, without temperature, penalty or bias
+//   log p_i = l_i - log sum_j exp(l_j)    with the model's raw logits, without temperature, penalty or bias
 //
-// top_logprobs       a group's largest logit, sum of exp(l - largest), and its largest `wanted` (logit, token)
-// merge_logprobs     what the groups left joined: log sum exp of the row into out[0], the largest into out[1 ..]
-// chosen_logprob     after the choice: out[0] = (log p of the token, the token)
+// top_logprobs       a group's largest logit, sum of exp(l - largest), and its `wanted` largest (logit, token)
+// merge_logprobs     joins the groups: the row's log sum exp into out[0], the largest into out[1 ..]
+// chosen_logprob     after the choice: out[0] = (the token's log p, the token)
 //
-// Of equal logits the lower token comes first. A logit that is not a number is left out; a place for which no token is left
-// has token -1.
+// On ties the lower token comes first. NaN logits are left out; a place without a token has token -1.
 //
-// logits   float [n][VOCAB]     wanted  int, of each sequence: alternatives, at most MAX_TOP; negative: nothing is wanted
-// sums     float2 [n][N_GROUPS]    tops  float2 [n][N_GROUPS][MAX_TOP]: (logit, token by its bits)
-// out      float2 [LINES][N_SEQUENCES][1 + MAX_TOP]: (log-probability, token by its bits), by the step's number
-// rules, biases  as in logit_bias.cl: what was added to the chosen logit meanwhile
-// Index space: N_GROUPS groups of LOCAL_SIZE a row; one group for merge_logprobs and chosen_logprob.
-// Build: VOCAB, MAX_TOP, MAX_BIASES, LINES, N_SEQUENCES, N_GROUPS, LOCAL_SIZE (a power of two), those of the step state.
+// logits   float [n][VOCAB]     wanted  int per sequence: alternatives, at most MAX_TOP; negative: none requested
+// sums     float2 [n][N_GROUPS]    tops  float2 [n][N_GROUPS][MAX_TOP]: (logit, token bits)
+// out      float2 [LINES][N_SEQUENCES][1 + MAX_TOP]: (log-probability, token bits), by step number
+// rules, biases  as in logit_bias.cl: the amount added to the chosen logit in between
+// Index space: N_GROUPS groups per row, local size LOCAL_SIZE; one group for merge_logprobs and chosen_logprob.
+// Build: VOCAB, MAX_TOP, MAX_BIASES, LINES, N_SEQUENCES, N_GROUPS, LOCAL_SIZE (a power of two), step state constants.
 #if !defined(VOCAB) || !defined(MAX_TOP) || !defined(MAX_BIASES) || !defined(LINES) || !defined(N_SEQUENCES) || \
     !defined(N_GROUPS) || !defined(LOCAL_SIZE) || !defined(STATE_STEP)
 #error "top_logprobs.cl needs the build constants VOCAB, MAX_TOP, MAX_BIASES, LINES, N_SEQUENCES, N_GROUPS, LOCAL_SIZE and those of the step state"
@@ -105,7 +104,7 @@ void chosen_logprob(__global const float* logits, __global const int* state, __g
 #ifdef RECORDS
     const int step = state[STATE_STEP];
 #else
-    const int step = state[STATE_STEP] - 1;  // the choice has moved it on
+    const int step = state[STATE_STEP] - 1;  // sampling has already advanced it
 #endif
     const int token = sampled[step % STATE_RING * N_SEQUENCES + row];
     out += OUT_OF(step, row);
