@@ -1,4 +1,4 @@
-// A head rotated in vectors, and its key and value appended, on a CPU. After common/kv_cache.cl.
+// Rotates a head in vectors, and appends its key and value, on a CPU. After common/kv_cache.cl.
 
 // Rotates x (rope_row.cl) into `to`, 8 pairs at a time.
 inline void rotate_head(__global const float* x, __global const float* rope, float* to) {
@@ -10,7 +10,7 @@ inline void rotate_head(__global const float* x, __global const float* rope, flo
     }
 }
 
-// Leaves a KV head's key k, which is rotated here, and value v as row i of their tiles.
+// Stores a KV head's key k (rotated here) and value v as row i in their tiles.
 inline void append_head(__global const float* k, __global const float* v, __global const float* rope,
                         __global kv_t* k_tiles, __global kv_t* v_tiles, const int i) {
     float16 x[HEAD_DIM / 16];

@@ -1,18 +1,18 @@
 // Decode attention on a CPU: rotates the new token's queries and key, appends key and value, attends to the cache.
 //
-//   out[h] = softmax(scale q[h] K^T) V over keys 0 .. position, for the GROUP_SIZE query heads h of a KV head
+//   out[h] = softmax(scale q[h] K^T) V over keys 0 .. position, for a KV head's GROUP_SIZE query heads h
 //
 // qkv      float [n_q_heads + 2 n_kv_heads][HEAD_DIM], not rotated      rope  float [HEAD_DIM], from `embed`
-// k_cache, v_cache  KV, of n_kv_heads heads: see kv_cache.cl
+// k_cache, v_cache  KV, n_kv_heads heads: see kv_cache.cl
 // part_ml, part_acc  partial states [n_q_heads][n_splits] for `attention_merge`; with n_splits = 1 part_acc is the output
 // sinks    float [n_q_heads], with HAS_SINKS: see online_softmax.cl; used with one split, else by `attention_merge`
 //
 //            keys 0 ......................... position          index space (n_kv_heads, n_splits, rows), local size 1
 //   head 0   [ split 0 | split 1 | ... | last split ]           each work-item reads its keys once for all
-//   head 1   [ split 0 | split 1 | ... | last split ]           GROUP_SIZE query heads; the one whose split holds
+//   head 1   [ split 0 | split 1 | ... | last split ]           GROUP_SIZE query heads; the work-item whose split holds
 //                                                               `position` appends
-// Build: those of cpu/attention_tile.cl with ROWS = GROUP_SIZE, and CAPACITY (a multiple of BLOCK_N). The host must have checked
-// position < CAPACITY. The numbers of heads and splits and `scale` are arguments: models with other ones share a program.
+// Build: constants for cpu/attention_tile.cl with ROWS = GROUP_SIZE, and CAPACITY (a multiple of BLOCK_N). The host must have checked
+// position < CAPACITY. Head and split counts and `scale` are arguments: models with different counts share a program.
 // For pages of keys and values see kv_address.cl.
 #if !defined(CAPACITY) || !defined(STATE_POSITION)
 #error "cpu/attention_decode.cl needs the build constants CAPACITY and those of the step state"
@@ -42,7 +42,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     part_ml += t * n_q_heads * n_splits * 2;
     part_acc += (size_t)t * n_q_heads * n_splits * HEAD_DIM;
     const int position = state[STATE_POSITION], kv_len = position + 1;
-    // The splits share what comes after the keys that mask_mod hides from the beginning on.
+    // The splits share the keys after the prefix hidden by mask_mod.
     const int2 query = (int2)(position);
     const int sequence = MOD_SEQUENCE(state);
     const int visible_from = first_visible(sequence, head * ROWS, ROWS, query, kv_len, BLOCK_N MOD_ARGS);
@@ -55,7 +55,7 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
 #if !SHARED_KV
     const bool appends = first <= position && position < end;
     const int own_row = kv_row(state, position);
-    // A key goes to a line for every two dimensions: they are asked for before the queries are rotated.
+    // A key occupies a cache line per two dimensions: they are requested before the queries are rotated.
     if (appends) PREFETCH_ALL(KV_TILES_AT(k_cache, own_row), KV_TILE * sizeof(kv_t));
 #endif
     if (first < end) {

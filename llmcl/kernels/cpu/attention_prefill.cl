@@ -1,14 +1,14 @@
-// Flash attention for the tokens of a step on a CPU: BLOCK_M query rows of one head a work-item.
+// Flash attention for a step's tokens on a CPU: BLOCK_M query rows in one head per work-item.
 //
-//   out[b][t][h] = softmax(score_mod(scale q[b][t][h] K^T)) V over the keys that t sees
+//   out[b][t][h] = softmax(score_mod(scale q[b][t][h] K^T)) V over the keys visible to t
 //
-// Without KV_BLOCK_RANGES a query at position p sees keys 0 .. p (and mask_mod), position being that of the step; with it, a
-// query sees the keys of the ranges listed for its group, those of partial ranges only as far as mask_mod lets it.
+// Without KV_BLOCK_RANGES a query at position p sees keys 0 .. p (subject to mask_mod), counted from the step's position. With
+// KV_BLOCK_RANGES a query sees the keys in its group's ranges; in partial ranges mask_mod decides.
 //
-// q        float, see query_address.cl; rotated where the model rotates
-// k_cache, v_cache  KV, of [batch][n_kv_heads] heads: see kv_cache.cl
+// q        float, see query_address.cl; rotated if the model rotates
+// k_cache, v_cache  KV, [batch][n_kv_heads] heads: see kv_cache.cl
 // out      float, see query_address.cl
-// lse      float [batch][n_q_heads][n], with LSE: log of the sum of exponentials, -inf for a query that sees no key
+// lse      float [batch][n_q_heads][n], with LSE: log of the sum of exponentials, -inf for a query without visible keys
 // ranges   int, with KV_BLOCK_RANGES: see kv_block_ranges.cl
 // max_scores float [batch][n_q_heads][n], with MAX_SCORES: see online_softmax.cl
 // sinks    float [n_q_heads], with HAS_SINKS: see online_softmax.cl; lse contains them
@@ -18,10 +18,10 @@
 //   BLOCK_M       [#########\   ]             # whole tiles; \ the tile that crosses the diagonal; the rest is
 //   rows      ..  [##########\  ]             never visited
 //
-// Build: those of cpu/attention_tile.cl with ROWS = BLOCK_M, and CAPACITY (a multiple of BLOCK_N; with KV_BLOCK_RANGES of
-// 16), KV_BLOCK_RANGES, LSE, and those of query_address.cl. The numbers of heads, the distance of queries and `scale` are
-// arguments: calls with other ones share a program.
-// For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
+// Build: constants for cpu/attention_tile.cl with ROWS = BLOCK_M, and CAPACITY (a multiple of BLOCK_N; with KV_BLOCK_RANGES of
+// 16), KV_BLOCK_RANGES, LSE, constants for query_address.cl. Head counts, the query stride and `scale` are arguments: calls with
+// different values share a program.
+// For pages of keys and values see kv_address.cl, for runs from several sequences query_block.cl.
 #if !defined(CAPACITY) || !defined(KV_BLOCK_RANGES) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "cpu/attention_prefill.cl needs CAPACITY, KV_BLOCK_RANGES, LSE, the step state"
 #endif
@@ -37,7 +37,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
                        __global const int* ranges MAX_SCORES_PARAM SINKS_PARAM MOD_PARAMS,
                        const int n_q_heads, const int n_kv_heads, const int q_stride, const float scale) {
     const int head = get_group_id(0), batch = get_group_id(2);
-    // The longest rows first: short ones fill the end.
+    // The longest rows first: short rows fill the end.
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
     const int t0 = block.t0, position = block.position, n = block.n;
     const int kv_head = head / (n_q_heads / n_kv_heads), sequence = batch + MOD_SEQUENCE(block.state);
@@ -48,7 +48,7 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     attention_state attention;
     attention_start(&attention);
     for (int r = 0; r < ROWS; ++r) {
-        // Rows past the last token repeat it: computed, never stored.
+        // Rows past the last token repeat the last token: computed, never stored.
         const int t = min(t0 + r, n - 1);
         for (int c = 0; c < COLUMNS; ++c)
             attention.q[r][c] = load16_f32(q + (size_t)t * q_stride + c * 16) * QUERY_SCALE;

@@ -1,18 +1,18 @@
-// One step of attention on a CPU: ROWS queries meet BLOCK_N keys, and their online-softmax states take them in.
+// One attention step on a CPU: multiplies ROWS queries with BLOCK_N keys and updates the queries' online-softmax states.
 //
 //   S = q K^T;  m' = max(m, rowmax S);  P = exp(S - m');  l = l exp(m - m') + rowsum P;  acc = acc exp(m - m') + P V
 //   (Dao et al., "FlashAttention-2", algorithm 1; m' = m unless a score is far above m: see "FlashAttention-4")
 //
-// The same step serves decode (ROWS query heads that share a KV head) and prefill (ROWS positions of one head).
-// Keys lie in tiles [HEAD_DIM][16], so a vector holds the scores of 16 keys and needs no horizontal sum. Both products
-// are computed in blocks whose sums stay in registers: SCORE_ROWS rows by BLOCK_N keys, VALUE_ROWS rows by DV_TILE columns.
-// The blocks of a step follow each other while its keys, then its values, are in the first-level cache.
+// The same step serves decode (ROWS query heads with a common KV head) and prefill (ROWS positions in one head).
+// Keys lie in tiles [HEAD_DIM][16], so a vector holds the scores for 16 keys and needs no horizontal sum. Both products
+// are computed in blocks with sums in registers: SCORE_ROWS rows by BLOCK_N keys, VALUE_ROWS rows by DV_TILE columns.
+// A step's blocks follow each other while its keys, then its values, are in the first-level cache.
 //
-// With AHEAD a kernel says in `later_k` and `later_v` where the keys and values of a later step lie, which are asked for while this one
-// is computed (float_tile.cl).
+// With AHEAD a kernel sets `later_k` and `later_v` to the keys and values of a later step, which are prefetched during this step
+// (float_tile.cl).
 //
 // Build: KV, HEAD_DIM, ROWS, SCORE_ROWS and VALUE_ROWS (divide ROWS), BLOCK_N (a multiple of 16), DV_TILE (a multiple of 16
-// that divides HEAD_DIM); with KV q8_0 or bf16x2 also those of cpu/q8_0_tile.cl or cpu/paired_tile.cl.
+// that divides HEAD_DIM); with KV q8_0 or bf16x2 also the constants for cpu/q8_0_tile.cl or cpu/paired_tile.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(ROWS) || !defined(SCORE_ROWS) || !defined(VALUE_ROWS) || \
     !defined(BLOCK_N) || !defined(DV_TILE)
 #error "cpu/attention_tile.cl needs the build constants KV, HEAD_DIM, ROWS, SCORE_ROWS, VALUE_ROWS, BLOCK_N, DV_TILE"
@@ -26,7 +26,7 @@
 #define SLICE (DV_TILE / 16)
 #define SCORE_BLOCKS (ROWS / SCORE_ROWS)
 
-// Scores are in units of log2(e), so that exp2 gives the weights; a score_mod is asked in natural ones.
+// Scores are in units of log2(e), so exp2 gives the weights; a score_mod gets natural units.
 #define LOG2_E 1.44269504f
 #define LN_2 0.693147181f
 #if HAS_SCORE_MOD
@@ -35,8 +35,8 @@
 #define QUERY_SCALE (SCALE * LOG2_E)
 #endif
 
-// Where fewer keys than BLOCK_N are left, a step has a multiple of TILE_STEP tiles; each multiple is compiled apart, which takes
-// too long (1.3 instead of 0.5 s) for more than two of them where 24 sums fill the registers.
+// If fewer keys than BLOCK_N are left, a step has a multiple of TILE_STEP tiles. Each multiple is compiled separately; with 24 sums
+// filling the registers, more than two multiples compile too slowly (1.3 instead of 0.5 s).
 #if KV_PAIRED
 #define TILE_STEP 1
 #define weight_vector ushort16
@@ -55,9 +55,9 @@
 
 typedef struct {
     float16 q[ROWS][COLUMNS];   // already multiplied by QUERY_SCALE
-    float m[ROWS];              // the reference of the exponentials, in units of log2(e); -inf before the first key
+    float m[ROWS];              // the exponentials' reference, in units of log2(e); -inf before the first key
     float start[ROWS];          // -m, 0 before the first key
-    float limit[SCORE_BLOCKS];  // how far above its reference a score may be before the references of its block are raised
+    float limit[SCORE_BLOCKS];  // how far a score may exceed its reference before the block's references are raised
     float16 l[ROWS];            // the sum of exponentials, spread over 16 lanes until the end
     float16 acc[ROWS][COLUMNS];
     int head[ROWS], q_idx[ROWS];  // for the mods
@@ -86,7 +86,7 @@ inline void attention_start(attention_state* state) {
 #if HAS_SCORE_MOD || HAS_MASK_MOD
 WIDE_MODS
 
-// Scores of one row and 16 keys through the mods; `last` is the last key that exists, so that lookups stay in bounds.
+// Applies the mods to scores for one row and 16 keys; `last` is the last existing key, so lookups stay in bounds.
 inline void apply_mods(float16* s, const int b, const int h, const int q_idx, const int key, const int last,
                        const bool masked MOD_PARAMS) {
     const int16 keys = key + (int16)(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
@@ -100,7 +100,7 @@ inline void apply_mods(float16* s, const int b, const int h, const int q_idx, co
 }
 #endif
 
-// The largest of 16 lanes, in all of them; only shuffles and operators, so that it stays in a register.
+// The largest of 16 lanes, in all lanes; only shuffles and operators, so the value stays in a register.
 inline float16 top_of_lanes(float16 v) {
     v = max16(v, v.s89abcdef01234567);
     v = max16(v, v.s456789abcdef0123);
@@ -109,7 +109,7 @@ inline float16 top_of_lanes(float16 v) {
 }
 
 #if !KV_PAIRED
-// Leaves a row's weights in p and adds them to its sum l.
+// Stores a row's weights in p and adds them to its sum l.
 IN_REGISTERS inline void keep_weights(const float16* weights, weight_vector* p, float16* l, const int tiles) {
     float16 sum = 0;
 #pragma unroll
@@ -131,7 +131,7 @@ IN_REGISTERS inline void keep_weights(const float16* weights, weight_vector* p, 
 #include "cpu/float_tile.cl"
 #endif
 
-// Raises the references of SCORE_ROWS rows from r0 on to the largest of their scores s; what the rows have summed up shrinks.
+// Raises the references of SCORE_ROWS rows from r0 on to their largest scores s, and scales down the rows' previous sums.
 IN_REGISTERS inline void raise_references(attention_state* state, const int r0, float16 (*s)[KEY_TILES],
                                           const int tiles) {
     float16 shrink[(SCORE_ROWS + 15) / 16];
@@ -143,12 +143,12 @@ IN_REGISTERS inline void raise_references(attention_state* state, const int r0, 
         for (int t = 1; t < tiles; ++t) top = max16(top, s[r][t]);
         const float m = state->m[r0 + r], above = top_of_lanes(top).s0;
         const float raised = m == -INFINITY ? above : above > 0.0f ? m + above : m;
-        // A row that has seen nothing yet: any finite reference makes its weights exp2(-inf) = 0.
+        // A row without visible keys yet: any finite reference makes its weights exp2(-inf) = 0.
         const float start = raised == -INFINITY ? 0.0f : -raised, change = start - state->start[r0 + r];
         state->m[r0 + r] = raised;
         state->start[r0 + r] = start;
         all_seen = all_seen && raised > -INFINITY;
-        ((float*)shrink)[r] = change < 0.0f ? change : 0.0f;  // above 0 only where there is nothing to shrink
+        ((float*)shrink)[r] = change < 0.0f ? change : 0.0f;  // above 0 only if there is nothing to scale down
 #pragma unroll
         for (int t = 0; t < tiles; ++t) s[r][t] += change;
     }
@@ -160,9 +160,9 @@ IN_REGISTERS inline void raise_references(attention_state* state, const int r0, 
     }
 }
 
-// Makes the weights p that SCORE_ROWS rows from r0 on give the first `tiles` (a constant) times 16 keys of a step. The scores start
-// from minus the reference, so that nothing is to be subtracted from them, and the reference is seldom more than that of the first
-// step: a largest score is not looked for in each row but in all, and only where it is too high in each.
+// Computes the weights p for SCORE_ROWS rows from r0 on and a step's first `tiles` (a constant) times 16 keys. Scores start from minus
+// the reference, so no subtraction is needed. The first step's reference mostly lasts: the maximum is taken over all rows at once, and
+// per row only if it is too high.
 IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t* k, weight_vector (*p)[KEY_TILES],
                                     const int r0, const int tiles, const int n_keys, const int* visible,
                                     const int batch, const int first_key, const bool masked MOD_PARAMS) {
@@ -175,7 +175,7 @@ IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t*
     add_scores(state, k, r0, s, tiles);
 #if HAS_SCORE_MOD || HAS_MASK_MOD
     if (HAS_SCORE_MOD || masked) {
-        float16 given[SCORE_ROWS][KEY_TILES];  // in memory, so that the mods are compiled once and not for each vector
+        float16 given[SCORE_ROWS][KEY_TILES];  // in memory, so the mods are compiled once and not per vector
 #pragma unroll
         for (int r = 0; r < SCORE_ROWS; ++r)
 #pragma unroll
@@ -197,7 +197,7 @@ IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t*
             for (int t = 0; t < tiles; ++t)
                 s[r][t] = lane < (float)(visible[r0 + r] - 16 * t) ? s[r][t] : (float16)(-INFINITY);
     }
-    float16 top = -INFINITY;  // not of what is no number: that is of one row
+    float16 top = -INFINITY;  // ignores NaN, which concerns a single row
 #pragma unroll
     for (int r = 0; r < SCORE_ROWS; ++r)
 #pragma unroll
@@ -214,7 +214,7 @@ IN_REGISTERS inline void weigh_keys(attention_state* state, __global const kv_t*
 inline void add_values(attention_state* state, __global const kv_t* v, const weight_vector (*p)[KEY_TILES], const int n_keys,
                        const int* visible) {
     for (int r0 = 0; r0 < ROWS; r0 += VALUE_ROWS) {
-        // What all rows see. A weight of 0 would not hide a value that is not a number.
+        // The keys visible to all rows. A weight of 0 would not hide a NaN value.
         const int seen = min(visible[r0], n_keys) / AT_ONCE * AT_ONCE;
         for (int c = 0; c < COLUMNS; c += SLICE) {
             float16 acc[VALUE_ROWS][SLICE];
@@ -232,9 +232,9 @@ inline void add_values(attention_state* state, __global const kv_t* v, const wei
     }
 }
 
-// k, v point at the first key of the tile, which is key `first_key` of the text; n_keys of its BLOCK_N keys exist; row r
-// sees the first visible[r] of them (row 0 the fewest), and of those only what mask_mod lets it see if the tile is `masked`.
-// Keys that do not exist are computed with and discarded, values that do not exist are never read.
+// k, v point at the tile's first key, number `first_key` in the text; n_keys of its BLOCK_N keys exist. Row r sees the first visible[r]
+// keys (row 0 the fewest), filtered by mask_mod if the tile is `masked`.
+// Scores for missing keys are computed and discarded; missing values are never read.
 inline void attention_tile(attention_state* state, __global const kv_t* k, __global const kv_t* v,
                            const int n_keys, const int* visible, const int batch, const int first_key,
                            const bool masked MOD_PARAMS) {

@@ -1,6 +1,6 @@
-// dot2(sum, w, x): to each of 16 float lanes the products of its 2 bfloat16 of w with the 2 of x, rounded after each sum;
+// dot2(sum, w, x): adds to each of 16 float lanes its 2 bfloat16 from w times the 2 from x, rounding after each sum;
 // numbers below the normal range count as 0.
-// narrow16(v): 16 floats rounded to nearest even, to bfloat16. sum2(sum, w): to each of 8 lanes its 2 bfloat16 of w.
+// narrow16(v): rounds 16 floats to nearest even bfloat16. sum2(sum, w): adds to each of 8 lanes its 2 bfloat16 from w.
 // DOT: 1  vdpbf16ps (AVX-512 BF16) as LLVM's intrinsics, reached through their names; 2  in inline assembly, 2 x 256 bits.
 #if DOT == 1
 typedef __bf16 bf16_32 __attribute__((ext_vector_type(32)));

@@ -1,5 +1,5 @@
-// dot4(sum, w, x): to each of 16 int lanes the products of its 4 unsigned bytes of w with the 4 signed bytes of x.
-// DOT: 1  vpdpbusd (AVX-512 VNNI) as LLVM's intrinsic, reached through its name; 2, 3  in inline assembly, 512 and 2 x 256 bits.
+// dot4(sum, w, x): adds to each of 16 int lanes its 4 unsigned bytes from w times the 4 signed bytes from x.
+// DOT: 1  vpdpbusd (AVX-512 VNNI) as LLVM's intrinsic, called by name; 2, 3  in inline assembly, 512 and 2 x 256 bits.
 #if DOT == 1
 typedef char char64 __attribute__((ext_vector_type(64)));
 int16 vpdpbusd_512(int16 sum, char64 a, char64 b) __asm("llvm.x86.avx512.vpdpbusd.512");

@@ -1,8 +1,8 @@
-// The outputs of the chosen experts, added to each token's row on a CPU: one work-item goes through a run of tiles of all of them.
-// Formula, arguments and build constants as in portable/experts_down.cl, but for LOCAL_SIZE, AT_ONCE, AHEAD; and DOT with
+// Adds the chosen experts' outputs to each token's row on a CPU: a work-item processes a run of tiles for all its experts.
+// Formula, arguments and build constants as in portable/experts_down.cl, without LOCAL_SIZE, AT_ONCE, AHEAD; and DOT with
 // quantised weights (cpu/quant_tile.cl).
 //
-// Index space: (number of work-items of a token, n), local size 1; work-item g of G takes the tiles N / 16 g / G and on of each expert.
+// Index space: (work-items per token, n), local size 1; work-item g of G takes each expert's tiles from N / 16 g / G on.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K)
 #error "cpu/experts_down.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K"
 #endif
@@ -29,7 +29,7 @@ void experts_down(__global const CAT(WEIGHT, _t)* weight, __global const float* 
     ids += (size_t)get_group_id(1) * TOP_K;
     weights += (size_t)get_group_id(1) * TOP_K;
     out += (size_t)get_group_id(1) * N;
-    // Of the slots whose experts are in this weight.
+    // The slots whose experts are in this weight.
     int n_slots = 0, experts[TOP_K];
     float factors[TOP_K];
     __global const float* rows[TOP_K];

@@ -1,9 +1,9 @@
-// What the chosen experts make of each token on a CPU: one work-item streams runs of gate and up tiles.
-// Formula, arguments and build constants as in portable/experts_gate_up.cl, but for LOCAL_SIZE, AT_ONCE, AHEAD; and DOT with
+// Computes each token's gated hidden rows for its experts on a CPU: one work-item streams runs of gate and up tiles.
+// Formula, arguments and build constants as in portable/experts_gate_up.cl, without LOCAL_SIZE, AT_ONCE, AHEAD; and DOT with
 // quantised weights (cpu/quant_tile.cl).
 //
-// Index space: (number of streams, n), local size 1. The pairs of tiles of a token's experts stand in a row, N / 16 of each;
-// stream g of G takes those from TOP_K N / 16 g / G on.
+// Index space: (number of streams, n), local size 1. The tile pairs of a token's experts form a sequence, N / 16 each;
+// stream g of G starts at pair TOP_K N / 16 g / G.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(TOP_K) || !defined(GATE) || \
     !defined(NORM) || !defined(EPS)
 #error "cpu/experts_gate_up.cl needs the build constants WEIGHT, K, N, N_EXPERTS, TOP_K, GATE, NORM, EPS"

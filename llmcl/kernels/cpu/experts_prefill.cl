@@ -1,10 +1,11 @@
-// A product of many tokens with the experts that they go to, on a CPU: a block of tokens of one expert a work-item.
-// Formula and arguments as in portable/experts_prefill.cl, but with PACKED x is rows of norm_activations (cpu/activation_row.cl); how a work-item goes through its block, as in cpu/linear_prefill.cl.
+// Multiplies many tokens by their experts on a CPU: a token block for one expert per work-item.
+// Formula and arguments as in portable/experts_prefill.cl; with PACKED x holds rows from norm_activations (cpu/activation_row.cl). A
+// work-item walks its block as in cpu/linear_prefill.cl.
 //
-// Index space: (parts, blocks), local size 1; part g of G takes the tiles U g / G .. U (g + 1) / G of its block's expert, TILE_COLS
-// at once, U of them.
+// Index space: (parts, blocks), local size 1; part g of G takes its expert's tiles U g / G .. U (g + 1) / G, TILE_COLS
+// at once; the expert has U tiles.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, TILE_COLS (divides
-// EXPERT_TILES; even with SWIGLU), MOST_TOKENS (of a block), and PACKED, TILE_TOKENS, TAIL_TOKENS as in cpu/linear_prefill.cl.
+// EXPERT_TILES; even with SWIGLU), MOST_TOKENS (per block), and PACKED, TILE_TOKENS, TAIL_TOKENS as in cpu/linear_prefill.cl.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
     !defined(EPILOGUE) || !defined(PACKED) || !defined(TILE_TOKENS) || !defined(TAIL_TOKENS) || !defined(TILE_COLS) || !defined(MOST_TOKENS)
 #error "cpu/experts_prefill.cl needs the build constants WEIGHT, K, N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, PACKED, TILE_TOKENS, TAIL_TOKENS, TILE_COLS, MOST_TOKENS"
@@ -31,7 +32,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const floa
     bias += (size_t)block.x * EXPERT_TILES * 16;
 #endif
     weight += (size_t)expert * EXPERT_TILES * TILE_SIZE;
-    token_row rows[ROWS_PADDED];  // those past the last repeat it: computed, never stored
+    token_row rows[ROWS_PADDED];  // rows past the last repeat the last: computed, never stored
     for (int i = 0; i < ROWS_PADDED; ++i) rows[i] = x + (size_t)(order[min(i, n - 1)] / SLOTS) * X_STRIDE;
     for (int tile = first; tile < last; tile += TILE_COLS) {
         float16 sum[ROWS_PADDED][TILE_COLS];

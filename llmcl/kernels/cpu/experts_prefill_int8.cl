@@ -1,8 +1,8 @@
-// A product of many tokens with the experts that they go to on a CPU with 8-bit dot products: quantised weights.
-// Formula and arguments as in portable/experts_prefill.cl, but for x: rows in 8 bits, each apart (cpu/packed_activations.cl).
+// Multiplies many tokens by their experts on a CPU with 8-bit dot products: quantised weights.
+// Formula and arguments as in portable/experts_prefill.cl, except x: rows in 8 bits, stored separately (cpu/packed_activations.cl).
 //
-// Index space: (parts, blocks), local size 1; part g of G takes the tiles U g / G .. U (g + 1) / G of its block's expert, TILE_COLS
-// at once, U of them. Of the block's tokens 12, 10, 8, 6, 4 or 2 are computed at once (cpu/packed_product.cl), TILE_TOKENS at most.
+// Index space: (parts, blocks), local size 1; part g of G takes its expert's tiles U g / G .. U (g + 1) / G, TILE_COLS
+// at once; the expert has U tiles. 12, 10, 8, 6, 4 or 2 tokens are computed at once (cpu/packed_product.cl), TILE_TOKENS at most.
 // Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, DOT > 0, TILE_TOKENS (8 or 12),
 // TILE_COLS (1; 2 with SWIGLU).
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
@@ -15,11 +15,11 @@
 #include "cpu/packed_activations.cl"
 #include "cpu/packed_product.cl"
 
-// The tiles at `weight`, from number `tile` of the expert on, for the first min(n, rows) of the slots in `order`.
+// Multiplies the tiles at `weight`, the expert's number `tile` and on, by the first min(n, rows) slots in `order`.
 IN_REGISTERS inline void multiply_slots(__global const uchar* weight, __global const int* x, __global const int* order,
                                         __global const float* weights, __global float* out, const int tile, const int n,
                                         const int rows BIAS_PARAM) {
-    // Rows past the last slot repeat it: computed, never stored.
+    // Rows past the last slot repeat the last slot: computed, never stored.
     __global const int* tokens[TILE_TOKENS];
 #pragma unroll
     for (int i = 0; i < rows; ++i) tokens[i] = x + (size_t)(order[min(i, n - 1)] / SLOTS) * (K / 32 * ROW8);

@@ -1,13 +1,13 @@
-// Scores and values of a cache of floats in attention on a CPU: what attention_tile.cl asks for with any KV but q8_0.
+// Scores and values for attention_tile.cl on a CPU, with any KV but q8_0.
 //
-// Every step of a sum takes an OPERAND of 16 keys or columns with a number of each row. With KV f32, f16 and bf16 they are
-// one key's or dimension's, widened to float32, and the products float32 multiply-adds; with bf16x2 two: cpu/paired_tile.cl.
+// Every step in a sum combines an OPERAND of 16 keys or columns with a number per row. With KV f32, f16 and bf16 an operand holds
+// one key or dimension, widened to float32, for float32 multiply-adds; with bf16x2 it holds two: cpu/paired_tile.cl.
 //
-// Build: those of attention_tile.cl.
+// Build: constants for attention_tile.cl.
 #if !KV_PAIRED
 #define OPERAND float16
 #define NUMBER float
-#define AT_ONCE 1  // dimensions of a score, keys of an output
+#define AT_ONCE 1  // dimensions per score step, keys per output step
 #define LOAD_OPERAND(at) CAT(load16_, KV)(at)
 #define ADD_PRODUCT(sum, operand, number) ((sum) + (operand) * (number))
 #define QUERY_NUMBERS(row) state->q[row]
@@ -17,7 +17,7 @@
 inline void round_queries(attention_state* state) {}
 #endif
 
-// Adds to s the scores of SCORE_ROWS rows from r0 on and the first `tiles` (a constant) of the KEY_TILES times 16 keys.
+// Adds scores to s for SCORE_ROWS rows from r0 on and the first `tiles` (a constant) of the KEY_TILES 16-key tiles.
 IN_REGISTERS inline void add_scores(const attention_state* state, __global const kv_t* k, const int r0,
                                     float16 (*s)[KEY_TILES], const int tiles) {
     for (int d = 0; d < HEAD_DIM / AT_ONCE; ++d) {
@@ -35,7 +35,7 @@ IN_REGISTERS inline void add_scores(const attention_state* state, __global const
     }
 }
 
-// Adds to acc what the values of n_keys keys (a multiple of AT_ONCE) are to VALUE_ROWS rows from r0 on in the columns from 16 c on.
+// Adds to acc the values of n_keys keys (a multiple of AT_ONCE), for VALUE_ROWS rows from r0 on and columns from 16 c on.
 IN_REGISTERS inline void multiply_values(const attention_state* state, __global const kv_t* v,
                                          const weight_vector (*p)[KEY_TILES], const int r0, const int c,
                                          const int n_keys, float16 (*acc)[SLICE]) {
@@ -54,7 +54,7 @@ IN_REGISTERS inline void multiply_values(const attention_state* state, __global 
     }
 }
 
-// Adds what the values of keys first (a multiple of AT_ONCE) to end - 1 are to one row, whose weights are p.
+// Adds the values of keys first (a multiple of AT_ONCE) to end - 1 to one row with weights p.
 inline void add_last_values(attention_state* state, __global const kv_t* v, const weight_vector* p, const int row, const int first,
                             const int end) {
     for (int j = first / AT_ONCE; AT_ONCE * j < end; ++j) {

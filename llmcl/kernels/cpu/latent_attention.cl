@@ -1,17 +1,18 @@
-// Latent attention on a CPU: the query heads of a token attend to rows that all of them share (latent_row.cl).
+// Latent attention on a CPU: a token's query heads attend to shared rows (latent_row.cl).
 //
 //   out[t][h] = softmax_j(SCALE (absorbed[t][h] . latent[j] + queries[t][h][QUERY - ROPE:] . key[j])) latent[j],  j = 0 .. position of t
-//   (DeepSeek-AI, "DeepSeek-V2", 2024, 2.1.2: a head's queries are multiplied into the space of the latents before, its values after)
+//   (DeepSeek-AI, "DeepSeek-V2", 2024, 2.1.2: a head's queries are projected into the latent space before, its values after)
 //
-// absorbed   float [n][N_Q_HEADS][RANK]      queries  float [n][N_Q_HEADS][QUERY], of which the last ROPE, rotated, count
+// absorbed   float [n][N_Q_HEADS][RANK]      queries  float [n][N_Q_HEADS][QUERY], used: the last ROPE, rotated
 // cache      KV, see latent_row.cl           state    see STATE_* and, for several sequences, step_rows.cl
 // part_ml, part_acc   partial states [n][N_Q_HEADS][N_SPLITS] for `attention_merge`: (m, l) and float [RANK]
-// out        float [n][N_Q_HEADS][RANK]      with N_SPLITS = 1; then part_ml and part_acc are not used
+// out        float [n][N_Q_HEADS][RANK]      with N_SPLITS = 1; part_ml and part_acc are then unused
 //
-// Index space: groups (N_SPLITS, N_Q_HEADS / HEADS, n), local size 1: a part of the keys, heads, a token. So each key is read once for
-// HEADS query heads, in decode as in prefill. KEYS rows are widened at a time and stay in the first-level cache while
-// HEAD_ROWS heads after the other meet them; sums over columns are vectors until the end.
-// Build: those of latent_row.cl, CAPACITY, N_Q_HEADS, QUERY, ROPE (multiples of 16), N_SPLITS, SCALE, HEADS (divides N_Q_HEADS), HEAD_ROWS
+// Index space: groups (N_SPLITS, N_Q_HEADS / HEADS, n), local size 1: a key split, heads, a token. Each key is thus read once per
+// HEADS query heads, in decode and in prefill. KEYS rows are widened at a time and stay in the first-level cache for
+// HEAD_ROWS heads after HEAD_ROWS heads; column sums stay vectors until the end.
+// Build: constants for latent_row.cl, CAPACITY, N_Q_HEADS, QUERY, ROPE (multiples of 16), N_SPLITS, SCALE, HEADS (divides N_Q_HEADS),
+// HEAD_ROWS
 // (divides HEADS), COLUMNS (divides RANK / 16). Mods: attention_mods.cl.
 #if !defined(N_Q_HEADS) || !defined(QUERY) || !defined(ROPE) || !defined(N_SPLITS) || !defined(SCALE) || !defined(HEADS) || \
     !defined(HEAD_ROWS) || !defined(COLUMNS) || !defined(CAPACITY) || !defined(STATE_POSITION)
@@ -22,12 +23,12 @@
 #include "common/attention_mods.cl"
 #include "common/step_rows.cl"
 
-#define KEYS 8      // divides the 16 rows of a tile
-#define KEY_ROWS 4  // divides KEYS: keys whose sums are in registers
+#define KEYS 8      // divides a tile's 16 rows
+#define KEY_ROWS 4  // divides KEYS: keys with sums in registers
 #define CHUNKS (HEAD_DIM / 16)
 #define LATENT_CHUNKS (RANK / 16)
 
-// scores[h] = lane k: the product of head h and row k, for KEY_ROWS rows from k0 on.
+// scores[h], lane k: the product of head h and row k, for KEY_ROWS rows from k0 on.
 IN_REGISTERS inline void add_key_scores(float16* scores, const float16 (*rows)[CHUNKS], const int k0,
                                         __global const float* absorbed, __global const float* queries) {
     float16 sums[HEAD_ROWS][KEY_ROWS];
@@ -87,7 +88,7 @@ void latent_attention(__global const float* absorbed, __global const float* quer
     state = sequence_state(state, t);
     const size_t first_row = (size_t)t * N_Q_HEADS + head;
     absorbed += first_row * RANK;
-    queries += first_row * QUERY + QUERY - ROPE - RANK;  // so that column c of a row meets number c
+    queries += first_row * QUERY + QUERY - ROPE - RANK;  // column c in a row aligns with number c
 #if N_SPLITS > 1
     __global float* acc = part_acc + (first_row * N_SPLITS + split) * RANK;
     const int stride = N_SPLITS * RANK;

@@ -3,12 +3,13 @@
 //   y[r] = scale * sum_k W[r][k] (x[k] norm[k]),   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
 //   EPILOGUE: STORE out = y;  ADD out += y;  SWIGLU out[r] = GATE(gate[r]) up[r], tiles alternate gate, up
 //
-// weight  n_tiles tiles (tiles.cl)     x      float [n][K]: the last of the step's n tokens (STATE_N_TOKENS)
-// norm    float [K]                    out    float, rows out_row .. out_row + n_rows - 1: valid ones, of the output with SWIGLU
+// weight  n_tiles tiles (tiles.cl)     x      float [n][K], used: the last of n step tokens (STATE_N_TOKENS)
+// norm    float [K]                    out    float, rows out_row .. out_row + n_rows - 1 (with SWIGLU: output rows)
 //
 // Index space: global size = number of streams, local size 1; stream g takes tiles n_tiles g / G .. n_tiles (g+1) / G.
-// Build: WEIGHT, DOT with quantised weights (cpu/quant_tile.cl), K (a multiple of 16), NORM, EPS, EPILOGUE, MOST_UNITS (at least n_tiles, with
-// SWIGLU half of them). Rows are no build constant, so that products with as many columns share a program.
+// Build: WEIGHT, DOT with quantised weights (cpu/quant_tile.cl), K (a multiple of 16), NORM, EPS, EPILOGUE, MOST_UNITS (at least
+// n_tiles, with
+// SWIGLU half). The row count is an argument: products with equal K share a program.
 #if !defined(WEIGHT) || !defined(K) || !defined(NORM) || !defined(EPS) || !defined(EPILOGUE) || !defined(MOST_UNITS) || \
     !defined(STATE_N_TOKENS)
 #error "cpu/linear_decode.cl needs the build constants WEIGHT, K, NORM, EPS, EPILOGUE, MOST_UNITS and those of the step state"
@@ -19,7 +20,7 @@
 #include "cpu/tile_product.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
-// Vectors of 16 rows that are stored together.
+// Number of 16-row vectors stored together.
 #define PIECE PIECE_OF((int)(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t))), MOST_UNITS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))

@@ -1,11 +1,11 @@
-// The product of each head's numbers with the matrix of that head, on a CPU: one work-item streams a run of tiles.
+// Multiplies each head's numbers by the head's matrix, on a CPU: one work-item streams a run of tiles.
 //
 //   out[t][h][r] = sum_k W[h][r][k] x[t][h][k]
 //
-// weight  tiles (tiles.cl) of all heads, N rows each, one below the other: those from first_tile on      state  see STATE_*
-// x       float [n][N_HEADS][X_STRIDE], of which the first K count      out  float [n][N_HEADS][N]
+// weight  tiles (tiles.cl) for all heads, N rows each, in head order, from first_tile on                   state  see STATE_*
+// x       float [n][N_HEADS][X_STRIDE], used: the first K               out  float [n][N_HEADS][N]
 //
-// Index space: (number of streams, n / TOKENS), local size 1; stream g of G takes the tiles n_tiles g / G and on. The tiles of a head stay in
+// Index space: (number of streams, n / TOKENS), local size 1; stream g of G takes the tiles from n_tiles g / G on. A head's tiles stay in
 // the cache for TOKENS tokens.
 // Build: WEIGHT, K, N, X_STRIDE (multiples of 16), N_HEADS, TOKENS; with quantised weights DOT (cpu/quant_tile.cl). Sums in float32.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(X_STRIDE) || !defined(N_HEADS) || !defined(TOKENS) || \

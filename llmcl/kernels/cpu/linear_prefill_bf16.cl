@@ -1,13 +1,13 @@
-// Y = X W^T for the tokens of a step on a CPU with bfloat16 dot products: weights in bfloat16, activations of pack_activations.
+// Y = X W^T for a step's tokens on a CPU with bfloat16 dot products: bfloat16 weights, activations from pack_activations.
 //
 //   y[t][r] = sum_k x[t][k] W[r][k], two k at a time;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight   n_tiles tiles (tiles.cl)     x  the step's activations in blocks of bfloat16 (cpu/packed_activations.cl)
+// weight   n_tiles tiles (tiles.cl)     x  the step's activations in bfloat16 blocks (cpu/packed_activations.cl)
 // out      float [n][out_stride], columns out_row .. out_row + n_rows - 1
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
-// cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of columns k, k + 1 a lane gets its row's two weights
-// side by side, once for TILE_TOKENS tokens, whose sums stay in registers; or for a multiple of TAIL_STEP, where fewer are left:
+// cpu/linear_decode.cl, with a unit of TILE_COLS tiles. For columns k, k + 1 a lane gets its row's two weights
+// side by side, once for TILE_TOKENS tokens with sums in registers; for the last tokens a multiple of TAIL_STEP is computed:
 //
 //   k      r0 r1 ... r15
 //   k + 1  r0 r1 ... r15   ->   r0 r0 | r1 r1 | ... | r15 r15   16 lanes of 2 x 16 bits
@@ -30,7 +30,7 @@ inline uint16 pairs(__global const bf16_t* w) {
                                                     11, 27, 12, 28, 13, 29, 14, 30, 15, 31), uint16);
 }
 
-// acc = the products of a tile with `rows` (a constant) tokens.
+// acc = a tile's products with `rows` (a constant) tokens.
 IN_REGISTERS inline void multiply_tile(__global const bf16_t* tile, __global const uint* x, float16* acc, const int rows) {
     float16 sum[TILE_TOKENS];
 #pragma unroll

@@ -1,18 +1,18 @@
-// Y = X W^T for the tokens of a step on a CPU with 8-bit dot products: quantised weights, activations of quantize_activations.
+// Y = X W^T for a step's tokens on a CPU with 8-bit dot products: quantised weights, activations from quantize_activations.
 //
 //   y[t][r] as in cpu/quant_tile.cl;   EPILOGUE as in cpu/linear_decode.cl (SWIGLU: tiles alternate gate, up)
 //
-// weight   tiles of WEIGHT (tiles.cl)      x  the step's activations in blocks of 8 bits (cpu/packed_activations.cl)
-// out      float [n][out_stride], columns out_row .. out_row + n_rows - 1; with OUT_WEIGHT these columns of activations in 8 bits for
-//          a product of out_stride columns with weights of that type, rounded as quantize_activations does it
+// weight   tiles of WEIGHT (tiles.cl)      x  the step's activations in 8-bit blocks (cpu/packed_activations.cl)
+// out      float [n][out_stride], columns out_row .. out_row + n_rows - 1; with OUT_WEIGHT the same columns as 8-bit activations for
+//          a product with out_stride columns and weights of type OUT_WEIGHT, rounded like quantize_activations
 //
 // Index space: (streams, ceil(n / GROUP_TOKENS)), local size 1; stream g takes units g U / G .. (g + 1) U / G, as in
-// cpu/linear_decode.cl, a unit being TILE_COLS tiles. Of a unit TILE_TOKENS tokens are computed at once (cpu/packed_product.cl);
-// where fewer are left, a multiple of TAIL_STEP.
+// cpu/linear_decode.cl, with a unit of TILE_COLS tiles. TILE_TOKENS tokens are computed at once (cpu/packed_product.cl);
+// for the last tokens a multiple of TAIL_STEP.
 //
 // Build: WEIGHT, K, EPILOGUE, DOT > 0, TILE_TOKENS, TILE_COLS (1; 2 with SWIGLU, 4 with
-// OUT_WEIGHT, too), GROUP_TOKENS (a multiple of TILE_TOKENS), TAIL_STEP (all, a half or a quarter of TILE_TOKENS); OUT_WEIGHT: with
-// SWIGLU alone.
+// OUT_WEIGHT, too), GROUP_TOKENS (a multiple of TILE_TOKENS), TAIL_STEP (all, a half or a quarter of TILE_TOKENS); OUT_WEIGHT: only
+// with SWIGLU.
 #if !defined(WEIGHT) || !defined(K) || !defined(EPILOGUE) || !defined(DOT) || !defined(TILE_TOKENS) || !defined(TILE_COLS) || !defined(GROUP_TOKENS) || \
     !defined(TAIL_STEP) || !defined(STATE_N_TOKENS)
 #error "cpu/linear_prefill_int8.cl needs the build constants WEIGHT, K, EPILOGUE, DOT, TILE_TOKENS, TILE_COLS, GROUP_TOKENS, TAIL_STEP and those of the step state"

@@ -1,10 +1,10 @@
-// The activations of a step for products in float32 (cpu/token_product.cl), as cpu/tile_product.cl has those of a token.
+// Prepares a step's activations for float32 products (cpu/token_product.cl), in the format cpu/tile_product.cl uses for a token.
 //
-//   rows[t] = x[t] norm | sum of each group of 32 | scale     scale = 1/sqrt(mean(x[t]^2) + EPS) with NORM, else 1 and no norm
+//   rows[t] = x[t] norm | sums of 32-column groups | scale    scale = 1/sqrt(mean(x[t]^2) + EPS) with NORM, else 1 and no norm
 //
 // x  float [n ROWS][k]     norm  float [k], with NORM     rows  float [n ROWS][ROW_FLOATS(k)]
-// Index space: (rows, parts of their columns), local size 1.
-// k: a multiple of 16; only with a multiple of 32 are there sums. Build: NORM, EPS, ROWS of a token.
+// Index space: (rows, column parts), local size 1.
+// k: a multiple of 16; sums exist only with a multiple of 32. Build: NORM, EPS, ROWS per token.
 #if !defined(NORM) || !defined(EPS) || !defined(ROWS) || !defined(STATE_N_TOKENS)
 #error "cpu/norm_activations.cl needs the build constants NORM, EPS, ROWS and those of the step state"
 #endif

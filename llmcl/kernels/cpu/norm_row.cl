@@ -1,4 +1,4 @@
-// A row of activations on its way to a product, normalised or not. After common/common.cl. Build: NORM, EPS.
+// Loads a row of activations for a product, normalised or not. After common/common.cl. Build: NORM, EPS.
 inline float row_scale(__global const float* x, const int columns) {
 #if NORM
     float16 squares = 0;

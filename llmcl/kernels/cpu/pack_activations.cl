@@ -1,7 +1,7 @@
-// The activations of a step, rounded to bfloat16 (to nearest, ties to even) for products with bfloat16 weights.
+// Rounds a step's activations to bfloat16 (to nearest, ties to even) for products with bfloat16 weights.
 //
-// x  float [n][k]     norm  float [k], with NORM     rows  blocks in bfloat16: see cpu/packed_activations.cl
-// Index space: (blocks of TILE_TOKENS tokens, parts of their columns), local size 1. What lies past the last token stays as it is.
+// x  float [n][k]     norm  float [k], with NORM     rows  bfloat16 blocks: see cpu/packed_activations.cl
+// Index space: (blocks of TILE_TOKENS tokens, column parts), local size 1. Data past the last token is left unchanged.
 // k: a multiple of 16. Build: TILE_TOKENS, NORM, EPS.
 #if !defined(NORM) || !defined(EPS) || !defined(STATE_N_TOKENS)
 #error "cpu/pack_activations.cl needs the build constants NORM, EPS and those of the step state"

@@ -1,9 +1,9 @@
-// Keys of an array -> the tiles of the cache, for attention on arrays on a CPU: 16 x 16 blocks transposed in registers.
+// Packs a key array into the cache's tiles, for attention on arrays on a CPU: transposes 16 x 16 blocks in registers.
 //
-// keys     KV [heads][n_keys][HEAD_DIM], all batches' heads in a row
-// tiles    KV [heads][capacity/16][HEAD_DIM][16]; columns of keys that do not exist repeat the last key
+// keys     KV [heads][n_keys][HEAD_DIM], heads of all batches in sequence
+// tiles    KV [heads][capacity/16][HEAD_DIM][16]; columns past the last key repeat the last key
 //
-// A round of the transposition interleaves rows i and i + 8: it rotates the 8 bits (row, column) of an element's place by
+// A transposition round interleaves rows i and i + 8: it rotates the 8 bits (row, column) of an element's position by
 // one, and four rounds exchange row and column.
 //
 // Index space: (ceil(n_keys / 16), heads), local size 1. Build: KV (f32, f16 or bf16), HEAD_DIM (a multiple of 16).

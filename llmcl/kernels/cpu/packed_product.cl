@@ -1,13 +1,13 @@
-// The product of a tile of a quantised weight with tokens whose activations are in 8 bits, on a CPU: a block of them, or with ROWS_APART
-// rows at x[0], x[1], .. that are blocks of one token each (cpu/packed_activations.cl).
+// Multiplies a quantised weight tile by tokens with 8-bit activations, on a CPU: a token block, or with ROWS_APART rows at
+// x[0], x[1], .., each a one-token block (cpu/packed_activations.cl).
 //
-// Four columns of 16 rows are unpacked once and multiplied with all tokens, whose integer and float32 sums stay in registers. The
-// sums of a token are those of cpu/linear_decode.cl, in the same order.
-// The tile behind it, which is mostly the next one, is asked for meanwhile.
+// Four columns by 16 rows are unpacked once and multiplied by all tokens; integer and float32 sums stay in registers. A
+// token's sums are added in the same order as in cpu/linear_decode.cl.
+// Meanwhile the following tile in memory, mostly the next tile used, is prefetched.
 // After cpu/quant_tile.cl and cpu/packed_activations.cl. Build: WEIGHT, K, DOT > 0, TILE_TOKENS.
 #include "cpu/prefetch.cl"
 
-// The numbers of token i in group g, and one of its record.
+// The numbers of token i in group g, and a field in its record.
 #ifdef ROWS_APART
 #define TOKENS __global const int* const*
 #define NUMBERS_OF(i, g) (x[i] + (g) * ROW8)
@@ -18,7 +18,7 @@
 #define RECORD_OF(i, g, which) x[(g) * BLOCK8 + RECORD_AT(i, which)]
 #endif
 
-// acc = the products of a tile with `rows` (a constant) tokens.
+// acc = a tile's products with `rows` (a constant) tokens.
 IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS x, float16* acc, const int rows) {
     float16 sum[TILE_TOKENS];
 #pragma unroll

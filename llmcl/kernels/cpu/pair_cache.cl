@@ -1,16 +1,16 @@
-// A layer's keys and values, rounded to bfloat16 and in pairs, as cpu/paired_tile.cl takes them for the tokens of a step.
+// Rounds a layer's keys and values to bfloat16 pairs, in the format cpu/paired_tile.cl takes for a step's tokens.
 //
-// k_cache, v_cache  KV (f16, bf16 or q8_0), of N_KV_HEADS heads, contiguous or in pages: see kv_cache.cl
+// k_cache, v_cache  KV (f16, bf16 or q8_0), N_KV_HEADS heads, contiguous or in pages: see kv_cache.cl
 // keys      bfloat16 [N_KV_HEADS][PAIRED/16][HEAD_DIM/2][16][2]     a lane has two neighbouring dimensions of its key
-// values    bfloat16 [N_KV_HEADS][PAIRED/2][HEAD_DIM][2]            a lane has its column of two neighbouring keys
+// values    bfloat16 [N_KV_HEADS][PAIRED/2][HEAD_DIM][2]            a lane has its column for two neighbouring keys
 //
-// Rounding is to nearest, ties to even. Of keys that do not exist the values are 0.
+// Rounds to nearest, ties to even. Missing keys have values of 0.
 //
-// With several sequences (step_rows.cl) keys and values lie in the rows that they have in the pages of the cache.
+// With several sequences (step_rows.cl) keys and values keep their row positions in the cache's pages.
 //
-// Index space: (N_KV_HEADS, any number of parts), local size 1; the parts take tiles of 16 keys in turn. With several sequences a further
-// dimension has the runs of the step.
-// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, PAIRED (keys that a text can have, or that the cache has: a multiple of 64), those of the step state.
+// Index space: (N_KV_HEADS, any number of parts), local size 1; the parts take 16-key tiles in turn. With several sequences a further
+// dimension counts the step's runs.
+// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, PAIRED (most keys in a text or in the cache: a multiple of 64), step state constants.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(CAPACITY) || !defined(PAIRED) || !defined(STATE_POSITION) || \
     !defined(STATE_N_TOKENS)
 #error "cpu/pair_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY, PAIRED and those of the step state"
@@ -18,7 +18,7 @@
 #include "common/kv_cache.cl"
 #include "common/step_rows.cl"
 
-// Dimension d of the 16 keys of a tile; 16 dimensions from c on of value i of a tile.
+// Dimension d for a tile's 16 keys; 16 dimensions from c on for value i in a tile.
 #if KV_QUANTIZED
 typedef uint key_vector __attribute__((ext_vector_type(16), aligned(32)));  // tiles are a multiple of 32 bytes, not of 64
 

@@ -1,12 +1,12 @@
-// Scores and values with bfloat16 dot products in attention on a CPU: the operands of float_tile.cl with KV bf16x2.
+// Scores and values with bfloat16 dot products for attention on a CPU: float_tile.cl's operands with KV bf16x2.
 //
 //   s[r][key] = sum over pairs of dimensions: q[r][d, d+1] . k[key][d, d+1]
 //   acc[r][column] += sum over pairs of keys: p[r][j, j+1] . v[j, j+1][column]
 //
-// cpu/pair_cache.cl has rounded keys and values; queries are rounded here, once, and a step's weights once a step. What normalises
-// the output is the sum of the rounded weights, so that a key that has nearly all the weight counts in full.
+// cpu/pair_cache.cl has rounded keys and values. Queries are rounded here, once; weights are rounded once per step. The output is
+// normalised by the sum of the rounded weights, so a key with nearly all the weight counts in full.
 //
-// Build: those of attention_tile.cl, DOT of cpu/dot2.cl.
+// Build: constants for attention_tile.cl, and DOT for cpu/dot2.cl.
 #if !defined(DOT)
 #error "cpu/paired_tile.cl needs the build constant DOT"
 #endif
@@ -19,7 +19,7 @@
 #define ADD_PRODUCT(sum, operand, number) dot2(sum, operand, number)
 #define QUERY_NUMBERS(row) state->q2[row]
 #define WEIGHT_NUMBERS(row) p[row]
-#define WITHOUT_SECOND(operand) ((operand) & 0xffffu)  // of a pair of keys: its weight is 0
+#define WITHOUT_SECOND(operand) ((operand) & 0xffffu)  // in a key pair: gives the second key weight 0
 
 inline void round_queries(attention_state* state) {
     for (int r = 0; r < ROWS; ++r)

@@ -1,8 +1,9 @@
-// PREFETCH(p): asks for the cache line at a global address, which comes into the second-level cache. It may lie past the end of a
-// buffer. PREFETCH_ALL(p, bytes): for all lines of so many bytes, a constant. Nothing where a compiler has no such instruction.
+// PREFETCH(p): requests the cache line at a global address into the second-level cache. The address may lie past the end of a
+// buffer. PREFETCH_ALL(p, bytes): requests all lines in a constant number of bytes. Both do nothing if the compiler lacks the
+// instruction.
 //
-// A processor asks by itself for what follows in a stream, but not beyond a page of 4 KiB, and too late where it computes with what
-// it reads for longer than the memory takes. Lines are asked for one by one between what is computed: many at once make each load wait.
+// A processor prefetches a stream by itself, but not beyond a 4 KiB page, and too late if the computation per line takes longer than
+// the memory. Lines are requested one by one between computations: many at once make each load wait.
 #ifdef __has_builtin
 #if __has_builtin(__builtin_prefetch)
 #define PREFETCH(p) __builtin_prefetch((const void*)(size_t)(p), 0, 2)

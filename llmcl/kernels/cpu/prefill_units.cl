@@ -1,13 +1,13 @@
 // linear_prefill on packed activations (cpu/linear_prefill_bf16.cl, cpu/linear_prefill_int8.cl: formula, arguments, index space):
-// how a work-item goes through its units and tokens. Before it are
+// a work-item's loops over units and tokens. The including file first defines
 //
-//   WEIGHT_ITEM, X_ITEM                  what weight and x are made of
-//   TILE_SIZE, TOKENS_SIZE               how many of these a tile has, and TILE_TOKENS tokens
-//   multiply_tile(tile, x, acc, rows)    acc (float16 [TILE_TOKENS]) = the products of a tile with `rows` (a constant) tokens
-//   with OUT_WEIGHT  quantize_numbers (cpu/quantize_row.cl): out is in blocks of 8 bits for the next product, not in float
+//   WEIGHT_ITEM, X_ITEM                  element types of weight and x
+//   TILE_SIZE, TOKENS_SIZE               elements in a tile, and in TILE_TOKENS tokens
+//   multiply_tile(tile, x, acc, rows)    acc (float16 [TILE_TOKENS]) = a tile's products with `rows` (a constant) tokens
+//   with OUT_WEIGHT  quantize_numbers (cpu/quantize_row.cl): out is in 8-bit blocks for the next product, not in float
 #include "cpu/store_rows.cl"
 
-// All of a unit for the tokens t .. min(t + rows, end) - 1.
+// Computes a whole unit for the tokens t .. min(t + rows, end) - 1.
 IN_REGISTERS inline void multiply_unit(__global const WEIGHT_ITEM* weight, __global const X_ITEM* x, __global float* out,
                                        const int unit, const int t, const int end, const int rows, const int n_rows,
                                        const int out_stride) {
@@ -46,7 +46,7 @@ void linear_prefill(__global const WEIGHT_ITEM* weight, __global const X_ITEM* x
     for (int unit = first; unit < last; ++unit) {
         for (int t = get_group_id(1) * GROUP_TOKENS; t < end; t += TILE_TOKENS) {
             const int left = end - t;
-            // Not a loop over the multiples: PoCL unrolls it too late to keep sums in registers.
+            // Not a loop over the multiples: PoCL unrolls such a loop too late to keep sums in registers.
             if (left > TILE_TOKENS - TAIL_STEP) multiply_unit(weight, x, out, unit, t, end, TILE_TOKENS, n_rows, out_stride);
 #if TAIL_STEP < TILE_TOKENS
             else if (left <= TAIL_STEP) multiply_unit(weight, x, out, unit, t, end, TAIL_STEP, n_rows, out_stride);

@@ -1,12 +1,12 @@
-// Scores and values of a q8_0 cache in attention on a CPU: what attention_tile.cl asks for with that KV dtype.
+// Scores and values for attention_tile.cl on a CPU, with KV q8_0.
 //
-// With DOT > 0 the queries are rounded to 8 bits, too, 32 dimensions by 32 with a scale each as llama.cpp's, and the processor's
+// With DOT > 0 the queries are also rounded to 8 bits, in groups of 32 dimensions with a scale each, like llama.cpp. The processor's
 // 8-bit dot product (cpu/dot4.cl) takes 4 dimensions of 16 keys at once:
 //   q . k[key] = sum over groups: s d[key] sum (q8 (k8 + 128) - 128 q8)        integers within a group, floats across groups
-// With DOT 0 keys are widened to float32 and queries stay as they are. Either way a tile of keys is read front to back, then the
+// With DOT 0 keys are widened to float32 and queries stay exact. Either way a key tile is read front to back, then the
 // next: several streams at once are slower (docs/notes/cpu.md).
 //
-// Build: those of attention_tile.cl and DOT.
+// Build: constants for attention_tile.cl, and DOT.
 #if !defined(DOT)
 #error "cpu/q8_0_tile.cl needs the build constant DOT"
 #endif
@@ -20,7 +20,7 @@ inline float16 key_scales(__global const kv_t* tile, const int group) {
     return load16_f16((__global const f16_t*)(tile + group * KV_GROUP_SIZE));
 }
 
-#define AT_ONCE 1  // keys of an output
+#define AT_ONCE 1  // keys per output step
 
 #if DOT
 #include "cpu/dot4.cl"
@@ -98,7 +98,7 @@ inline void add_scores(const attention_state* state, __global const kv_t* k, con
 }
 #endif
 
-// The numbers of 16 columns of value j, and the scales of 16 values.
+// The numbers in 16 columns of value j, and the scales of 16 values.
 inline float16 value16(__global const kv_t* tiles, const int j, const int column) {
     __global const kv_t* tile = tiles + j / 16 * KV_TILE + 32 * KV_GROUPS;
     return CONVERT16(*(__global const char16*)(tile + j % 16 * HEAD_DIM + column), float);
@@ -107,9 +107,9 @@ inline float16 value_scales(__global const kv_t* tiles, const int t, const int g
     return load16_f16((__global const f16_t*)(tiles + t * KV_TILE) + 16 * group);
 }
 
-#define SLICE_GROUPS (SLICE % 2 ? SLICE / 2 + 1 : SLICE / 2)  // groups of 32 columns that a slice touches
+#define SLICE_GROUPS (SLICE % 2 ? SLICE / 2 + 1 : SLICE / 2)  // 32-column groups that a slice touches
 
-// As in float_tile.cl; the scales of the values go into the weights, once for all columns of a group.
+// As in float_tile.cl; value scales are folded into the weights, once for all columns in a group.
 IN_REGISTERS inline void multiply_values(const attention_state* state, __global const kv_t* v,
                                          const weight_vector (*p)[KEY_TILES], const int r0, const int c,
                                          const int n_keys, float16 (*acc)[SLICE]) {

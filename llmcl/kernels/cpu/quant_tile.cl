@@ -1,12 +1,12 @@
-// 16 rows of a quantised tile (tiles.cl) as vectors, and their product with a token's activations.
+// Unpacks 16 rows of a quantised tile (tiles.cl) as vectors, and multiplies them by a token's activations.
 //
 //   y[r] = sum_g d[r] sum_k (q[r][k] - OFFSET) x[k]  +  m[r] sum_k x[k]      k over the 32 columns of group g
 //
-// DOT is how four columns are multiplied and added at once:
-//   0  in float32, with the activations as they are;  1, 2, 3  with the processor's 8-bit dot product (cpu/dot4.cl)
-// With DOT > 0 the activations are rounded to 8 bits, group by group, as llama.cpp's q8_0:
+// DOT selects the multiplication of four columns at once:
+//   0  in float32, with exact activations;  1, 2, 3  with the processor's 8-bit dot product (cpu/dot4.cl)
+// With DOT > 0 the activations are rounded to 8 bits, group by group, like llama.cpp's q8_0:
 //   s = max |x| / 127,  x ~ s xq;   record (s, -OFFSET sum xq, 0 (ints), s sum xq), with q6_k
-//   (s, -OFFSET sum of the first 16 xq, of the last 16, ...)
+//   (s, -OFFSET sum over the first 16 xq, over the last 16, ...)
 //
 // Build: WEIGHT (quantised), K, DOT. Accumulation: int32 within a group (exact), float32 across groups.
 #if !defined(DOT)
@@ -15,12 +15,12 @@
 #include "common/tiles.cl"
 #if QUANTIZED
 
-// Tiles are a multiple of 32 bytes, not of 64, and those of mxfp4 of 16.
+// Tiles are a multiple of 32 bytes, not of 64; with mxfp4 of 16.
 #define QUANT_BYTES (WEIGHT_IS(mxfp4) ? 16 : 32)
 typedef uint uint16_in_tile __attribute__((ext_vector_type(16), aligned(QUANT_BYTES)));
 inline uint16 load_quants(__global const uchar* p) { return *(__global const uint16_in_tile*)p; }
 
-// Columns 4j .. 4j+3 of a group whose quants begin at q: 16 rows x 4 bytes.
+// Columns 4j .. 4j+3 in a group with quants from q on: 16 rows x 4 bytes.
 inline uint16 columns4(__global const uchar* q, const int j) {
 #if WEIGHT_IS(q8_0)
     return load_quants(q + 64 * j);
@@ -39,7 +39,7 @@ inline uint16 columns4(__global const uchar* q, const int j) {
 }
 
 typedef struct {
-    float16 d, d_high, m;  // d_high: of the last 16 columns, with q6_k
+    float16 d, d_high, m;  // d_high: for the last 16 columns, with q6_k
 } scales16;
 
 inline scales16 load_scales(__global const uchar* tile, const int g) {
@@ -59,7 +59,7 @@ inline scales16 load_scales(__global const uchar* tile, const int g) {
 #endif
 #elif WEIGHT_IS(mxfp4)
     const int16 scale = CONVERT16(*(__global const uchar16*)group, int);
-    s.d = as_float16((scale > 1 ? scale - 1 : (int16)(0)) << 23);  // mxfp4_scale of each
+    s.d = as_float16((scale > 1 ? scale - 1 : (int16)(0)) << 23);  // mxfp4_scale for each
     s.d_high = s.d;
     s.m = 0;
 #else
@@ -119,7 +119,7 @@ inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) 
 }
 #else
 
-// A token's activations in float32, and the sum of each group.
+// A token's activations in float32, and each group's sum.
 typedef struct {
     float16 x[K / 16];
     float sum[K / 32];
@@ -131,7 +131,7 @@ inline void set_group(activations* x, const int g, const float16 lo, const float
     x->sum[g] = sum16(lo + hi);
 }
 
-// The sum with a group's products added: a of its first 16 columns, b of the last; total: the sum of its activations.
+// Adds a group's products to sum: a from its first 16 columns, b from the last; total: the sum of its activations.
 inline float16 add_group(float16 sum, const float16 a, const float16 b, const scales16 s, const float total) {
 #if WEIGHT_IS(q6_k)
     sum += a * s.d + b * s.d_high;
@@ -144,7 +144,7 @@ inline float16 add_group(float16 sum, const float16 a, const float16 b, const sc
     return sum;
 }
 
-// Byte b of each lane, without the offset.
+// Byte b in each lane, without the offset.
 #define BYTE16(v, b) CONVERT16(as_int16((v) >> (8 * (b)) & 0xffu) - OFFSET, float)
 
 inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) {
@@ -167,7 +167,7 @@ inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) 
     return sum;
 }
 
-// The 32 columns of a group as float32, without their scales, for products with many tokens.
+// Widens a group's 32 columns to float32, without scales, for products with many tokens.
 inline void widen_group(__global const uchar* tile, const int g, float16* w) {
     __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
 #pragma unroll

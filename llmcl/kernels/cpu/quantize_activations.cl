@@ -1,8 +1,8 @@
-// The activations of a step, rounded to 8 bits for products with quantised weights (see cpu/quant_tile.cl).
+// Rounds a step's activations to 8 bits for products with quantised weights (see cpu/quant_tile.cl).
 //
-// x  float [n][k]     norm  float [k], with NORM     rows  blocks in 8 bits: see cpu/packed_activations.cl
+// x  float [n][k]     norm  float [k], with NORM     rows  8-bit blocks: see cpu/packed_activations.cl
 //
-// Index space: (blocks of TILE_TOKENS tokens, parts of their columns), local size 1. What lies past the last token stays as it is.
+// Index space: (blocks of TILE_TOKENS tokens, column parts), local size 1. Data past the last token is left unchanged.
 // Build: WEIGHT (for its OFFSET), TILE_TOKENS, NORM, EPS.
 #if !defined(WEIGHT) || !defined(NORM) || !defined(EPS) || !defined(STATE_N_TOKENS)
 #error "cpu/quantize_activations.cl needs the build constants WEIGHT, NORM, EPS and those of the step state"

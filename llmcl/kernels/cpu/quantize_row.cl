@@ -1,13 +1,14 @@
-// A token's activations, rounded to 8 bits, as token i of a block (cpu/packed_activations.cl).
-// After common/tiles.cl, cpu/quantize_group.cl and cpu/packed_activations.cl. Build: WEIGHT (for its OFFSET; with OUT_WEIGHT that of the product which
-// takes them), TILE_TOKENS; for quantize_row NORM, EPS.
+// Rounds a token's activations to 8 bits, as token i in a block (cpu/packed_activations.cl).
+// After common/tiles.cl, cpu/quantize_group.cl and cpu/packed_activations.cl. Build: WEIGHT (for its OFFSET; with OUT_WEIGHT the
+// consuming
+// product's type), TILE_TOKENS; for quantize_row NORM, EPS.
 #ifdef OUT_WEIGHT
 #define TAKEN_BY(name) (CAT(ID_, OUT_WEIGHT) == ID_##name)
 #else
 #define TAKEN_BY WEIGHT_IS
 #endif
 
-// Leaves a group of 32 numbers in its block; scale: what the token's products are multiplied with.
+// Stores a group of 32 numbers in its block; scale: multiplies the token's products.
 inline void quantize_numbers(const float16 lo, const float16 hi, const float scale, __global int* block, const int i) {
     char16 q[2];
     const float4 record = quantize_group_for(lo, hi, q, OFFSET_OF(TAKEN_BY), TAKEN_BY(q6_k));
@@ -20,7 +21,7 @@ inline void quantize_numbers(const float16 lo, const float16 hi, const float sca
 }
 
 #ifdef NORM
-// row: of so many columns. rows: the block. begin, end: which groups of 32 columns.
+// row: `columns` numbers. rows: the block. begin, end: range of 32-column groups.
 inline void quantize_row(__global const float* row, __global const float* norm, const int columns, __global int* rows, const int i,
                          const int begin, const int end) {
     const float scale = row_scale(row, columns);

@@ -1,6 +1,6 @@
-// rope_append (rope_append.cl: formula and arguments) for caches of floats on a CPU: vectors of a head's dimensions.
+// rope_append (portable/rope_append.cl: formula and arguments) for float caches on a CPU, with vectors of a head's dimensions.
 //
-// Index space: one work-group of one work-item a token. Build: as rope_append.cl, but for the numbers of heads, which are arguments;
+// Index space: a work-group per token, local size 1. Build: as portable/rope_append.cl, except the head counts, which are arguments;
 // KV f32, f16 or bf16.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(CAPACITY) || !defined(FIRST_ROW) || !defined(STATE_POSITION)
 #error "cpu/rope_append.cl needs the build constants of rope_append.cl"

@@ -1,5 +1,5 @@
-// The epilogue of 16 rows of a product on a CPU: out[row ...] = y or += y, rows from n on left out.
-// stride: how far the rows of several tokens are apart, of which only multiples of 16 keep them aligned; 0: there is one.
+// The epilogue for 16 rows of a product on a CPU: out[row ...] = y or += y, skipping rows from n on.
+// stride: distance between the rows of several tokens (only multiples of 16 keep rows aligned); 0: a single token.
 // Build: EPILOGUE.
 inline void store_rows(float16 y, __global float* out, const int row, const int n, const int stride) {
     if (stride % 16 == 0 && row + 16 <= n) {

@@ -1,7 +1,7 @@
-// 16 rows of a tile of any storage type times a token, on a CPU: DOT_TILE(tile), with x and norm of the kernel at hand.
+// Multiplies 16 rows of a tile, in any storage type, by a token on a CPU: DOT_TILE(tile), with the kernel's x and norm.
 //
-// With quantised weights a kernel declares `activations activated` and calls activate(x, norm, &activated) before; the norm's
-// scale is a factor of the sums.
+// With quantised weights a kernel first declares `activations activated` and calls activate(x, norm, &activated); the norm's
+// scale multiplies the sums.
 // After common/tiles.cl. Build: WEIGHT, K, NORM, with NORM EPS, DOT with quantised weights (cpu/quant_tile.cl).
 #if QUANTIZED
 #include "cpu/quant_tile.cl"
@@ -23,7 +23,7 @@ inline void activate(__global const float* x, __global const float* norm, activa
 #define DOT_TILE(w) dot_tile(w, x, norm)
 
 inline float16 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float* x, __global const float* norm) {
-    // Four sums hide the latency of the multiply-add.
+    // Four sums hide the multiply-add latency.
     float16 a = 0, b = 0, c = 0, d = 0;
     for (int k = 0; k < K; k += 4, w += 64) {
 #if NORM
@@ -40,7 +40,7 @@ inline float16 dot_tile(__global const CAT(WEIGHT, _t)* w, __global const float*
 }
 #endif
 
-// The factor of the norm of x, 1 without one.
+// The factor for normalising x, 1 without NORM.
 inline float scale_of_norm(__global const float* x) {
 #if NORM
     float16 squares = 0;

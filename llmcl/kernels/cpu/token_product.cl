@@ -1,13 +1,12 @@
-// The products of many tokens with TILE_COLS tiles of 16 rows on a CPU, in float32.
+// Multiplies many tokens by TILE_COLS tiles of 16 rows on a CPU, in float32.
 //
-// The sums of a token are those of cpu/tile_product.cl, in the same order, so that a token has the same bits alone and
-// beside others:
-//   quantised   a group's 32 columns apart, then times its scales (add_group of cpu/quant_tile.cl)
-//   otherwise   four sums, of every fourth column each
-// TILE_TOKENS by TILE_COLS sums stay in registers over a run of columns: at the end TAIL_TOKENS where no more are left.
+// A token's sums are added in the same order as in cpu/tile_product.cl, so a token has the same bits alone and in a batch:
+//   quantised   a group's 32 columns separately, then times its scales (add_group in cpu/quant_tile.cl)
+//   otherwise   four sums, each over every fourth column
+// TILE_TOKENS by TILE_COLS sums stay in registers over a run of columns; at the end TAIL_TOKENS if no more are left.
 //
-// A row is a token's K numbers. Where a row is ROW_FLOATS floats (cpu/norm_activations.cl), what follows is the sums of
-// its groups of 32.
+// A row is a token's K numbers. If a row has ROW_FLOATS floats (cpu/norm_activations.cl), the sums of its 32-column groups
+// follow.
 // After common/tiles.cl. Build: WEIGHT, K, TILE_TOKENS, TAIL_TOKENS, TILE_COLS; MOST_TOKENS at once.
 #if QUANTIZED
 #define DOT 0
@@ -18,7 +17,7 @@ typedef __global const float* token_row;
 #define ROWS_PADDED ((MOST_TOKENS + TILE_TOKENS - 1) / TILE_TOKENS * TILE_TOKENS)
 
 #if QUANTIZED
-// Adds to the sums of `rows` (a constant) tokens what group g of each tile gives.
+// Adds the products of each tile's group g to the sums of `rows` (a constant) tokens.
 IN_REGISTERS inline void multiply_block(float16 (*sum)[TILE_COLS], float16 (*columns)[32], const scales16* scales,
                                         const token_row* rows, const int g, const int n) {
     float16 parts[2][TILE_TOKENS][TILE_COLS];
@@ -44,9 +43,9 @@ IN_REGISTERS inline void multiply_block(float16 (*sum)[TILE_COLS], float16 (*col
             sum[i][c] = add_group(sum[i][c], parts[0][i][c], parts[1][i][c], scales[c], HAS_MIN ? rows[i][K + g] : 0.0f);
 }
 #else
-#define RUN 128  // columns: few enough that their weights stay in the first-level cache
+#define RUN 128  // columns: few enough to keep the weights in the first-level cache
 
-// The sums of `n` (a constant) tokens.
+// The sums for `n` (a constant) tokens.
 IN_REGISTERS inline void multiply_block(float16 (*sum)[TILE_COLS], __global const CAT(WEIGHT, _t)* weight,
                                         const token_row* rows, const int n) {
     float16 parts[4][TILE_TOKENS][TILE_COLS];
@@ -83,7 +82,7 @@ IN_REGISTERS inline void multiply_block(float16 (*sum)[TILE_COLS], __global cons
 }
 #endif
 
-// sum[i][c] = tile c times rows[i], of n tokens. The rows are as many as ROWS_PADDED: those past the last are computed, too.
+// sum[i][c] = tile c times rows[i], for n tokens. There are ROWS_PADDED rows: rows past the last are computed, too.
 inline void multiply_tokens(float16 (*sum)[TILE_COLS], __global const CAT(WEIGHT, _t)* weight, const token_row* rows,
                             const int n) {
 #if QUANTIZED

@@ -1,19 +1,19 @@
-// A unit of cpu/persistent_step.cl that another thread may take over, since the system may suspend the one that computes it for long.
+// A unit of cpu/persistent_step.cl that another thread may take over, because the system may suspend the computing thread for long.
 //
-// The kernel computes a piece of its output into memory of its own, and stores it only if the unit is still its own:
+// The kernel computes a piece of its output in private memory, and stores the piece only if the work-group still owns the unit:
 //
 //   BEGIN_UNIT;  for each piece from PIECES_STORED on:  compute | if (!MAY_STORE) return; | store | PIECE_STORED;
 //
-// So each piece is stored once, by one thread, whoever else computed it; even `out += y` is allowed. A unit is open while no piece is
-// in the middle of being stored. Who takes it over begins after the pieces that are stored. What the kernel reads may
-// change under a thread that has lost its unit: it computes nonsense, which nobody stores, but no address may depend on it.
+// Each piece is thus stored exactly once, by one thread, even if several compute it; `out += y` is allowed too. A unit can be taken
+// over while no piece is being stored. The new owner continues after the stored pieces. A thread that lost its unit may read changing
+// data: it computes garbage that nobody stores, but no address may depend on such data.
 //
-// A work-group has the word of its unit in `own`: 1 + the unit, the pieces that are stored, and UNIT_CLOSED while a piece is being
-// stored. A kernel without these macros leaves 0 there, so nobody takes its units over. In a launch of its own a unit stays where it is.
+// A work-group keeps its unit's word in `own`: 1 + the unit, the number of stored pieces, and UNIT_CLOSED while a piece is being
+// stored. A kernel without these macros leaves 0 there, so nobody takes its units over. In a separate launch a unit is never taken over.
 //
-// RELEASE stands between what others are to see and the word that says so, ACQUIRE behind the reading of such a word. OpenCL's
-// mem_fence is more: Intel's compiler makes an instruction of it that waits until all stores have reached the cache, for 0.1 us a unit
-// and more. These two are none on x86, where stores are seen in their order.
+// RELEASE stands between published data and the word that announces it, ACQUIRE after reading such a word. OpenCL's mem_fence does
+// more: Intel's compiler emits an instruction that waits until all stores have reached the cache, at 0.1 us per unit and more. Both
+// macros cost nothing on x86, where stores become visible in order.
 #ifdef __has_builtin
 #if __has_builtin(__atomic_thread_fence)
 #define RELEASE __atomic_thread_fence(__ATOMIC_RELEASE)
@@ -26,8 +26,8 @@
 #endif
 
 #define MAX_PIECES 2048
-#define PIECE_BYTES (1 << 18)  // that a piece should read, some 20 us: so much is lost where a unit is taken over
-// How many of n vectors, for each of which so many bytes are read, are a piece: 64 or fewer, but of MAX_PIECES pieces at most.
+#define PIECE_BYTES (1 << 18)  // read per piece, some 20 us: the loss when a unit is taken over
+// Vectors per piece, for n vectors with `bytes` read each: 64 or fewer, but at most MAX_PIECES pieces.
 #define PIECE_OF(bytes, n) ((int)((bytes) < PIECE_BYTES / 64 ? 64 : MAX(1, PIECE_BYTES / (bytes))) + 2 * (int)(n) / MAX_PIECES)
 #define UNIT_CLOSED 1u
 #define UNIT_TAKEN 0xffffffffu
