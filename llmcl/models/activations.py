@@ -1,4 +1,4 @@
-"""Activations: the intermediate results of a step on the device, and how large they are."""
+"""Activations: a step's intermediate results on the device, and their sizes."""
 
 from __future__ import annotations
 
@@ -15,49 +15,47 @@ from llmcl.models.families.recurrent import RecurrentBlock
 from llmcl.ops.attention import decode_splits
 from llmcl.runtime.device import Buffer, Device
 
-Splits = Mapping[Heads, int]  # into how many KV splits the keys of such heads are cut in decode
+Splits = Mapping[Heads, int]  # KV splits per head kind in decode
 
 
 @dataclass(frozen=True)
 class Activations:
-    """Every intermediate result of a step, allocated once; n is the tokens of a chunk. All float32 unless
-    said.
-
-    None: no block of the model needs it.
+    """Every intermediate result of a step, allocated once. n: tokens per chunk. All buffers are float32 unless stated.
+    None: no block in the model needs the buffer.
     """
 
     x: Buffer  # [n, hidden]
-    normed: Buffer  # [n, hidden], input of a product in prefill; before a post norm, output of one
-    rope: Buffer  # [n, head_dim], of the heads that rotate so
-    # [n, n_q_heads + 2 n_kv_heads, head_dim], of the layer; there is room for the largest; of latent attention queries
-    # [n, n_q_heads, rank], and so is what attended has
+    normed: Buffer  # [n, hidden]: a product's input in prefill; before a post norm, its output
+    rope: Buffer  # [n, head_dim]: the main rotation
+    # [n, n_q_heads + 2 n_kv_heads, head_dim], sized for the largest layer. With latent attention both qkv and attended
+    # are [n, n_q_heads, rank].
     qkv: Buffer
-    attended: Buffer  # [n, n_q_heads, head_dim], as qkv
-    ffn: Buffer  # [n, intermediate], of layers without experts and of shared ones
-    part_ml: Buffer  # [n_q_heads, n_splits, 2], as qkv
-    part_acc: Buffer  # [n_q_heads, n_splits, head_dim], as qkv
-    logits: Buffer  # [logit_rows, vocab], of the step's last token or of a token of each sequence
+    attended: Buffer  # [n, n_q_heads, head_dim], sized like qkv
+    ffn: Buffer  # [n, intermediate], for dense layers and shared experts
+    part_ml: Buffer  # [n_q_heads, n_splits, 2], sized like qkv
+    part_acc: Buffer  # [n_q_heads, n_splits, head_dim], sized like qkv
+    logits: Buffer  # [logit_rows, vocab]: the step's last token, or a token per sequence
     local_rope: Buffer | None = None  # [n, head_dim]
-    no_rope: Buffer | None = None  # [n, head_dim], the rotation by no angle
+    no_rope: Buffer | None = None  # [n, head_dim]: rotation by angle 0
     gate_up: Buffer | None = None  # [n, 2 intermediate], tiles alternate
-    router_logits: Buffer | None = None  # [n, n_experts], or one more with the gate of a shared expert
+    router_logits: Buffer | None = None  # [n, n_experts], or n_experts + 1 with a shared expert's gate
     expert_ids: Buffer | None = None  # int32 [n, top_k]
     expert_weights: Buffer | None = None  # [n, top_k]
-    expert_rows: Buffer | None = None  # [n, top_k, size of an expert]
+    expert_rows: Buffer | None = None  # [n, top_k, expert size]
     expert_order: Buffer | None = None  # int32 [n top_k], in prefill
     expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
-    layer_inputs: Buffer | None = None  # [n, layers, size], what each layer is given of a token
+    layer_inputs: Buffer | None = None  # [n, layers, size]: per-layer input embeddings
     layer_gate: Buffer | None = None  # [n, size]
-    expert_sums: Buffer | None = None  # [n, hidden], of experts and what is beside them before a norm
+    expert_sums: Buffer | None = None  # [n, hidden]: sum over experts before a norm
     attention_gate: Buffer | None = None  # [n, n_q_heads, head_dim]
     query_latents: Buffer | None = None  # [n, query_rank]
-    latents: Buffer | None = None  # [n, rank + rope], what latent attention projects of a token
-    head_rows: Buffer | None = None  # [n, n_q_heads, query or value], its queries, later the values of its heads
-    mixer_in: Buffer | None = None  # [n, values], what a recurrent block projects of a token
-    mixer_qkv: Buffer | None = None  # [n, channels], queries, keys and values of a delta net
-    mixer_gates: Buffer | None = None  # [n, value heads, 2], their decays and rates
-    mixed: Buffer | None = None  # [n, values], what goes into its output projection
+    latents: Buffer | None = None  # [n, rank + rope]: a token's latent projection
+    head_rows: Buffer | None = None  # [n, n_q_heads, query or value]: queries, later the heads' values
+    mixer_in: Buffer | None = None  # [n, values]: a recurrent block's projection
+    mixer_qkv: Buffer | None = None  # [n, channels]: a delta net's queries, keys and values
+    mixer_gates: Buffer | None = None  # [n, value heads, 2]: decays and rates
+    mixed: Buffer | None = None  # [n, values]: input to the output projection
 
     @classmethod
     def alloc(cls, device: Device, config: ModelConfig, chunk: int, splits: Splits, logit_rows: int = 1) -> Activations:
@@ -69,26 +67,28 @@ class Activations:
         return act
 
     def of(self, name: str) -> Buffer:
-        """An activation that a block of the model needs."""
+        """Returns an activation that a block in the model needs."""
         buffer = getattr(self, name)
         assert isinstance(buffer, Buffer)
         return buffer
 
     def rope_of(self, rotation: Rotation) -> Buffer:
-        """Cosines and sines of each token of the step."""
+        """Returns cosines and sines for each token in the step."""
         rope = {"main": self.rope, "local": self.local_rope, "none": self.no_rope}[rotation]
         assert rope is not None
         return rope
 
 
 def splits_of(device: Device, config: ModelConfig, kv_dtype: str, filling: int = 1) -> Splits:
-    """Of all heads that the model has. filling: rows of a step, whose work-groups fill the device, too."""
+    """Returns the KV splits for every head kind in the model. filling: rows per step, whose work-groups also fill the
+    device.
+    """
     kinds = config.kinds_of_heads
     return {heads: decode_splits(device, filling * heads.n_kv, heads.size, kv_dtype) for heads in kinds}
 
 
 def split_values(config: ModelConfig, splits: Splits) -> tuple[int, int]:
-    """The values of a row of `part_ml` and of `part_acc`."""
+    """Returns the values per row of `part_ml` and `part_acc`."""
     most = max(n * heads.size for heads, n in splits.items())
     return 2 * config.n_q_heads * max(splits.values()), config.n_q_heads * most
 

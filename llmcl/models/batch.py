@@ -1,4 +1,4 @@
-"""Several sequences that are extended together: a step has rows of each, and reads the weights once for all."""
+"""Runs several sequences together: a step has rows from each sequence and reads the weights once for all rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from llmcl.progress import Progress
 from llmcl.runtime.device import Launch
 
 MAX_SEQUENCES = FEW_ROWS[-1]
-CELL_TOKENS, CELL_TOKENS_GPU = 64, 256  # of an invariant batch: on a CPU, and on other devices
+CELL_TOKENS, CELL_TOKENS_GPU = 64, 256  # for an invariant batch: on a CPU, and on other devices
 
 BeforeSampling = Callable[[], None]
 """Called when the device computes a step, before the choice of its tokens is enqueued: the place for `Batch.allow`."""
@@ -50,13 +50,13 @@ def make_batch(
     invariant: bool = False,
     max_rows: int | None = None,
 ) -> Batch:
-    """A batch with the weights of `model`, and a paged KV cache and launches of its own.
+    """Creates a batch that shares the weights of `model` and has its own paged KV cache and launches.
 
-    max_context: tokens of a sequence. n_pages: of page_tokens tokens, for all sequences together; None: enough for
-    max_sequences of max_context tokens. invariant: see `Batch`. max_rows: of a step, those of prompts included; None: a
-    choice for the device.
+    max_context: tokens per sequence. n_pages: pages of page_tokens tokens, shared by all sequences; None allows
+    max_sequences of max_context tokens. invariant: see `Batch`. max_rows: rows per step, prompt rows included; None
+    lets the device decide.
 
-    Raises UsageError for sizes out of range, OutOfDeviceMemoryError where the device has no room.
+    Raises UsageError for sizes out of range, OutOfDeviceMemoryError if device memory is too small.
     """
     if not 1 <= max_sequences <= MAX_SEQUENCES:
         raise UsageError(f"max_sequences is {max_sequences}; expected 1 to {MAX_SEQUENCES}")
@@ -74,7 +74,7 @@ def make_batch(
         exact_queries=shape.exact_queries,
         n_sequences=max_sequences,
     )
-    # Of another place, keys and values would be others.
+    # With per-sequence mods, keys and values depend on the batch slot, so pages cannot be shared.
     pool.has_prefixes = not any(mods.per_sequence for mods in model.mods)
     own = Model(
         model.device,
@@ -91,13 +91,15 @@ def make_batch(
 
 
 def reads_together(model: Model) -> bool:
-    """Whether a step may have chunks of several sequences: where layers keep keys and values alone."""
+    """Returns whether a step may hold chunks from several sequences: only if every cached layer is attention with keys
+    and values.
+    """
     return all(isinstance(block, AttentionBlock) for layer in model.layers for block in layer if block.keeps)
 
 
 @dataclass(frozen=True)
 class PromptChunk:
-    """Tokens of a prompt that a step reads; after the last of them a token is sampled."""
+    """Prompt tokens that one step reads. is_last: the step samples a token after the chunk."""
 
     sequence: SequenceState
     token_ids: Sequence[int]
@@ -105,13 +107,14 @@ class PromptChunk:
 
 
 class Batch:
-    """Launches bound once, and the places of the sequences on the device.
+    """Launches bound once, and the sequences' slots on the device.
 
-    model: with a paged cache, logits of max_sequences rows and activations of max_rows. It decodes a sequence that is
-    alone. A sequence has a place from `start` to `end`; what it sampled last is its next input, on the device.
+    model: with a paged cache, logits for max_sequences rows and activations for max_rows rows. The model also decodes
+    when only one sequence runs. A sequence holds a slot from `start` to `end`. The last sampled token stays on the
+    device as the next input.
 
-    invariant: a decoded row has the same bits whatever other rows the step has, none included. So has a prompt that is
-    read in cells of cell_tokens, each in a step of its own.
+    invariant: a decoded row has the same bits no matter which other rows are in the step. The same holds for a prompt
+    read in cells of cell_tokens tokens, each cell in a separate step.
     """
 
     def __init__(
@@ -131,20 +134,20 @@ class Batch:
         self.step_state = StepState(device, max_sequences, model.cache.table_entries, max_sequences)
         self.invariant = invariant
         self.cell_tokens = (CELL_TOKENS if device.is_cpu else CELL_TOKENS_GPU) if invariant else 0
-        self.n_steps = 0  # that sampled
+        self.n_steps = 0  # steps that sampled
         self._places: dict[SequenceState, int] = {}
         self._params: dict[SequenceState, SamplingParams] = {}
-        self._last: dict[SequenceState, Callable[[], int]] = {}  # the token sampled last
+        self._last: dict[SequenceState, Callable[[], int]] = {}  # waits for the last sampled token
         self._allowed: dict[SequenceState, np.ndarray | None] = {}
-        self._ready: set[SequenceState] = set()  # whose place has what the device needs for the next row
-        self._alone: SequenceState | None = None  # whom the model's own step state has so
+        self._ready: set[SequenceState] = set()  # sequences whose slot is ready for the next row
+        self._alone: SequenceState | None = None  # the sequence that the model's own step state is ready for
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state)
-        # A row alone has the products for one token where it keeps its bits.
+        # A single row uses the one-token products if the bits stay the same.
         bounds = [1] if invariant and rows_are_decoded(device, model.weights.matrices) else []
         bounds += few_rows(max_sequences) if max_sequences > 1 or not bounds else []
         self._decode = {rows: self._bind(rows) for rows in bounds}
-        self.max_rows = max_rows  # of a step
-        self.reads_together = reads_together(model)  # else a step has rows that decode, or one chunk
+        self.max_rows = max_rows  # per step
+        self.reads_together = reads_together(model)  # False: a step holds decoding rows or one chunk, never both
         self._ragged = bind_ragged(model, max_rows, self._ops) if self.reads_together else None
         self._verification: BatchVerification | None = None
         self._scoring: Scoring | None = None
@@ -164,7 +167,7 @@ class Batch:
 
     @property
     def decode_launches(self) -> list[Launch]:
-        """Those of steps without prompts, for all numbers of rows, up to the logits."""
+        """Returns the launches of steps without prompts, for every row count, up to the logits."""
         return [launch for bound in self._decode.values() for launch in bound.launches]
 
     @property
@@ -172,9 +175,9 @@ class Batch:
         return self.model.device.runs_ahead
 
     def start(self, sequence: SequenceState, params: SamplingParams) -> None:
-        """Gives a sequence of the cache a place; its next tokens are chosen as params, which have a seed, say.
+        """Gives a sequence a slot. Next tokens are sampled with params, which include a seed.
 
-        Raises UsageError where all places are taken.
+        Raises UsageError if all slots are taken.
         """
         self.cache.own(sequence)
         free = sorted({*range(self.max_sequences)} - {*self._places.values()})
@@ -186,7 +189,7 @@ class Batch:
         self.sampler.configure(params, free[0])
 
     def end(self, sequence: SequenceState) -> None:
-        """Takes the place back; the sequence keeps its tokens and pages. Without a place nothing happens."""
+        """Frees the sequence's slot, if any. The sequence keeps its tokens and pages."""
         for of_sequences in (self._places, self._params, self._last, self._allowed):
             of_sequences.pop(sequence, None)
         self._ready.discard(sequence)
@@ -194,7 +197,7 @@ class Batch:
             self._alone = None
 
     def forget_all(self) -> None:
-        """Ends all sequences and forgets their texts: what follows is computed as with a new batch."""
+        """Ends all sequences and clears the cache, so later results equal a new batch's results."""
         for sequence in [*self._places]:
             self.end(sequence)
         self.cache.forget_all()
@@ -205,12 +208,12 @@ class Batch:
         chunks: Sequence[PromptChunk] = (),
         before_sampling: BeforeSampling | None = None,
     ) -> Callable[[], list[int]]:
-        """Extends sequences together: a row of each of `decode`, which takes what it sampled last, and chunks of the
-        prompts of others, max_rows rows at most. The function returned waits for the ids of what was sampled: of
-        `decode`, then of the last chunks, in their order. An id of vocab_size says that the logits had no number.
+        """Extends sequences together: one row for each sequence in `decode` (its last sampled token) plus prompt
+        chunks, at most max_rows rows in all. The returned function waits for the sampled ids: first for `decode`, then
+        for the last chunks, in order. An id equal to vocab_size means that the logits held no number.
 
-        Raises ContextLengthError for a sequence that is full, UsageError for too many rows or an id that is not in the
-        vocabulary, OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        Raises ContextLengthError for a full sequence, UsageError for too many rows or an id outside the vocabulary,
+        OutOfDeviceMemoryError if the cache has too few pages. In each case no row was computed.
         """
         if not chunks:
             return self.decode(decode, before_sampling) if decode else list
@@ -256,7 +259,7 @@ class Batch:
     def _step_in_turn(
         self, decode: Sequence[SequenceState], chunks: Sequence[PromptChunk], before_sampling: BeforeSampling | None
     ) -> Callable[[], list[int]]:
-        """The same in launches apart, for layers that keep a state of each sequence."""
+        """Does the work of `step` in separate launches, for layers that keep a state per sequence."""
         waits = [self.decode(decode, before_sampling)] if decode else []
         for chunk in chunks:
             sequence, self._alone = chunk.sequence, None
@@ -274,8 +277,8 @@ class Batch:
         return lambda: [token for wait in waits for token in wait()]
 
     def read(self, prompts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[int]]:
-        """Whole prompts, what is left of each, in as few steps as there may be. The function returned waits for the id
-        that each samples.
+        """Reads the rest of several prompts in as few steps as possible. The returned function waits for one sampled id
+        per prompt.
         """
         waits, chunks, room = [], list[PromptChunk](), self.max_rows
         for sequence, token_ids in prompts:
@@ -291,31 +294,31 @@ class Batch:
         return lambda: [token for wait in waits for token in wait()]
 
     def prepare_scores(self) -> None:
-        """Binds what `score` needs, if that was not done. Raises OutOfDeviceMemoryError where there is no room."""
+        """Binds the launches for `score` once. Raises OutOfDeviceMemoryError if they do not fit."""
         if self._scoring is None:
             self._scoring = Scoring(self.model)
 
     def score(
         self, sequence: SequenceState, token_ids: Sequence[int], following: Sequence[int], top: int
     ) -> Callable[[], list[LogProb]]:
-        """Reads tokens of a prompt in a step of its own; the function returned waits for what `Scoring.score` finds.
+        """Reads prompt tokens in a separate step. The returned function waits for the results of `Scoring.score`.
 
-        Raises as `step`.
+        Raises the errors of `step`.
         """
         self.prepare_scores()
         assert self._scoring is not None
-        self._alone = None  # the model's own step state is that of this sequence now
+        self._alone = None  # this sequence takes over the model's own step state
         self.model.step.write_place(self._places[sequence])
         return self._scoring.score(sequence, token_ids, following, top)
 
     def decode(
         self, sequences: Sequence[SequenceState], before_sampling: BeforeSampling | None = None
     ) -> Callable[[], list[int]]:
-        """A row of each: takes what it sampled last and samples what follows. The function returned waits for the ids,
-        in the order of the sequences; an id of vocab_size says that the logits had no number.
+        """Runs one row per sequence: reads the last sampled token and samples the next. The returned function waits for
+        the ids, in the order of `sequences`. An id equal to vocab_size means that the logits held no number.
 
-        Raises ContextLengthError for a sequence that is full, OutOfDeviceMemoryError where the cache has too few pages:
-        then no row was computed.
+        Raises ContextLengthError for a full sequence, OutOfDeviceMemoryError if the cache has too few pages. In both
+        cases no row was computed.
         """
         self._check_room(sequences)
         if len(sequences) == 1 and not self.invariant:
@@ -333,25 +336,25 @@ class Batch:
         return self._sample(sequences)
 
     def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
-        """Of these sequences the tokens that may come next: see `LogitBias.allow`. None: all may come."""
+        """Restricts the next token of each sequence to a mask (see `LogitBias.allow`). None removes the restriction."""
         self._allowed.update(tokens)
         self.sampler.bias.allow({self._places[sequence]: mask for sequence, mask in tokens.items()})
         if self._alone is not None and self._alone in tokens:
             self.model.sampler.bias.allow({0: tokens[self._alone]})
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
-        """Right after the step that sampled a token of each of these: enqueues the reading of its log-probabilities.
+        """Enqueues the read of log-probabilities right after a step sampled a token for each sequence.
 
-        The function returned waits; None for a sequence whose `SamplingParams.logprobs` is None.
+        The returned function waits. The entry is None if `SamplingParams.logprobs` is None.
         """
         if sequences[0] is self._alone:
             return self.model.logprobs(sequences[0])
         return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
 
     def _ops(self, max_rows: int, act: Activations) -> BatchOps:
-        """Of up to max_rows rows, one of each sequence."""
+        """Returns ops for up to max_rows rows, one per sequence."""
         model, shape = self.model, self.cache.shape
-        # Rows are work-groups as well: the more of them, the fewer parts the keys of each are cut into.
+        # Each row adds work-groups, so more rows need fewer KV splits.
         filling = FEW_ROWS[0] if self.invariant else max_rows
         splits = splits_of(model.device, model.config, shape.kv_dtype, filling)
         states, sums = (4 * self.max_sequences * values for values in split_values(model.config, splits))
@@ -387,10 +390,11 @@ class Batch:
         self.step_state.write_rows([self._places[sequence] for sequence in sequences], self.n_steps)
 
     def _sample(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
-        """Chooses the next token of each from the rows of `act.logits`, which are those of the step."""
+        """Samples the next token of each sequence from the rows in `act.logits`."""
         launches = self.sampler.launches_for([self._places[sequence] for sequence in sequences])
         self.model.run(launches, len(sequences))
-        wait = cache(self.step_state.read_rows(self.n_steps, len(sequences)))  # read once: the ring goes on
+        # read once, because the ring is overwritten later
+        wait = cache(self.step_state.read_rows(self.n_steps, len(sequences)))
         for i, sequence in enumerate(sequences):
             sequence.n_sampled += 1
             self._last[sequence] = lambda i=i: wait()[i]  # type: ignore[misc]
@@ -398,7 +402,7 @@ class Batch:
         return wait
 
     def _remember(self, sequence: SequenceState, last: Sequence[int] = ()) -> None:
-        """What the penalties need to know. last: the token of the answer that the cache does not hold yet."""
+        """Gives the penalties their history. last: the answer's newest token, not yet in the cache."""
         params, place = self._params[sequence], self._places[sequence]
         if params.repeat_penalty != 1:
             self.sampler.remember(sequence.token_ids, place)
@@ -406,7 +410,7 @@ class Batch:
             self.sampler.count(sequence.answer(last), place)
 
     def _enter(self, sequence: SequenceState) -> None:
-        """Brings the place of a sequence that was alone up to date."""
+        """Updates a sequence's slot after decoding alone."""
         if sequence in self._ready:
             return
         if self._alone is sequence:
@@ -423,7 +427,7 @@ class Batch:
             before_sampling()
 
     def _decode_alone(self, sequence: SequenceState, before_sampling: BeforeSampling | None) -> Callable[[], list[int]]:
-        """With the kernels for one token, which are the fastest for it, and the model's own step state."""
+        """Decodes with the faster one-token kernels and the model's own step state."""
         model = self.model
         self._leave_others(sequence)
         model.decode(sequence)
@@ -435,9 +439,10 @@ class Batch:
     def verify(
         self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
     ) -> Callable[[], list[int]]:
-        """A step that `enqueue` enqueues, of several rows of a sequence that is alone (models/verification.py).
+        """Runs a verification step, made by `enqueue`, with several rows for a sequence that runs alone
+        (models/verification.py).
 
-        The function returned waits for the tokens that were sampled, the last of which is the next input.
+        The returned function waits for the sampled tokens. The last token is the next input.
         """
         self._leave_others(sequence)
         wait = cache(enqueue(sequence))
@@ -445,22 +450,22 @@ class Batch:
         return wait
 
     def prepare_drafts(self, progress: Progress | None = None) -> None:
-        """Binds what `verify_drafts` needs, if steps with runs of several sequences can be."""
+        """Binds the launches for `verify_drafts` if steps can hold runs from several sequences."""
         if self._ragged is not None and not self.invariant:
             self._verification = BatchVerification(self.model, self._ragged.step, self.sampler, self._ops, progress)
 
     @property
     def max_draft_rows(self) -> int:
-        """Rows that a step of `verify_drafts` may have; 0: it is not prepared, or cannot be."""
+        """Returns the row limit for `verify_drafts`, or 0 if it is not prepared or not supported."""
         return 0 if self._verification is None else self._verification.max_rows
 
     def verify_drafts(self, drafts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[list[int]]]:
-        """A step of several sequences: of each a row that takes what it sampled last, and the rows of its draft, which
-        may be empty; max_draft_rows at most. The function returned waits for the tokens of each: those of its draft
-        that are accepted, and one more. The caller appends those that the cache now holds to the sequences. Their
-        parameters have neither a bias nor log-probabilities.
+        """Verifies drafts for several sequences in one step: per sequence a row for its last sampled token and a row
+        per draft token. A draft may be empty. All rows together: at most max_draft_rows. The returned function waits
+        for the tokens per sequence: accepted draft tokens and one more. The caller appends the tokens now in the cache
+        to the sequences. The sequences must use neither a bias nor log-probabilities.
 
-        Raises OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        Raises OutOfDeviceMemoryError, before any row is computed, if the cache has too few pages.
         """
         verification, ragged = self._verification, self._ragged
         assert verification is not None and ragged is not None
@@ -494,7 +499,7 @@ class Batch:
         return sampled
 
     def _leave_others(self, sequence: SequenceState) -> None:
-        """Brings the model's own step state up to date with a sequence that is alone from now on."""
+        """Updates the model's own step state for a sequence that runs alone from now on."""
         if self._alone is sequence:
             return
         last, model = self._last[sequence](), self.model

@@ -1,4 +1,4 @@
-"""Verification of drafts of several texts in one step: rows that decode, and a run of rows for each draft."""
+"""Verifies drafts of several sequences in one step: rows that decode, then a run of rows per draft."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llmcl.models.verification import MAX_ROWS, prepare, shape_of_drafts
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
 
-LAST_SAMPLED = -1  # the token of a row that only the device may know (ragged_step.py)
+LAST_SAMPLED = -1  # Marks a row whose token only the device knows (ragged_step.py).
 
 
 class BatchVerification:
-    """Such steps, bound once for a batch. All rows are sampled; prompts are read in other steps.
+    """Verification steps, bound once for a batch. Every row is sampled. Prompts are read in separate steps.
 
-    step, sampler, batch_ops: the batch's. max_rows: of a step at most.
+    step, sampler, batch_ops: the batch's. max_rows: limit of rows per step.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class BatchVerification:
                 shape_of_drafts(model),
                 decoding[-1][1].splits,
                 model.rotations,
-                self._rows.sampler.last_seen,  # of no use: rejected rows have no place in those of a text
+                self._rows.sampler.last_seen,  # unused: rejected rows must not mark a token as seen
                 rows,
                 decoding=decoding,
             )
@@ -64,8 +64,8 @@ class BatchVerification:
         prepare(device, self._forward.values(), self._rows.launches, progress)
 
     def verify(self, runs: Sequence[tuple[int, int, Sequence[int], SamplingParams]]) -> Callable[[], list[list[int]]]:
-        """A step of several texts: place, position, draft and parameters of each; those without a draft come first.
-        The function returned waits for the tokens that each has sampled, as of `DraftRows.sample`.
+        """Runs one step for several sequences: slot, position, draft and parameters per run. Runs without a draft come
+        first. The returned function waits for the tokens sampled per run (see `DraftRows.sample`).
         """
         of_texts = [
             Run(place, position, [LAST_SAMPLED, *draft] if draft else None) for place, position, draft, _ in runs

@@ -1,4 +1,4 @@
-"""Blocks on the device: the weights of each that a family can declare, and its launches (`bound_block.py`)."""
+"""Blocks on the device: weights and launches of every block that a family can declare (`bound_block.py`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class AttentionWeights(BlockWeights):
     qkv: Weight  # [(n_q_heads + 2 n_kv_heads) head_dim, hidden]
     output: Weight  # [hidden, n_q_heads head_dim]
     bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
-    head_norms: Buffer | None  # float32 [2, head_dim], of query heads and of key heads
+    head_norms: Buffer | None  # float32 [2, head_dim]: query heads, key heads
     q_norm: Buffer | None  # float32 [n_q_heads head_dim]
     k_norm: Buffer | None  # float32 [n_kv_heads head_dim]
     output_bias: Buffer | None  # float32 [hidden]
@@ -58,14 +58,14 @@ class FactorWeights(BlockWeights):
 class MlpWeights(BlockWeights):
     gate_up: Weight  # [2 intermediate, hidden], tiles alternate
     down: Weight  # [hidden, intermediate]
-    gate_up_bias: Buffer | None  # float32 [2, intermediate], of gate and of up
+    gate_up_bias: Buffer | None  # float32 [2, intermediate], gate and up
     down_bias: Buffer | None  # float32 [hidden]
 
 
 @dataclass(frozen=True)
 class AttentionBlock(BoundBlock):
-    """k, v: keys and values of the layer, as the KV cache has them, of `heads`. mods: rules beside the causal one.
-    rotation: see `families.blocks.Attention`.
+    """k, v: the layer's keys and values for `heads`, in KV cache layout. mods: rules beside the causal mask. rotation:
+    see `families.blocks.Attention`.
     """
 
     keeps = True
@@ -106,7 +106,7 @@ class AttentionBlock(BoundBlock):
 
 @dataclass(frozen=True)
 class QueriesBlock(BoundBlock):
-    """Attention to k and v of another layer; the rest as in `AttentionBlock`."""
+    """Attention to another layer's k and v. The other fields are as in `AttentionBlock`."""
 
     keeps = False
     weights: QueriesWeights
@@ -136,7 +136,7 @@ class QueriesBlock(BoundBlock):
 
 @dataclass(frozen=True)
 class LayerInputBlock(BoundBlock):
-    """gate: "swiglu" or "geglu". layer: whose input it takes."""
+    """gate: "swiglu" or "geglu". layer: index of the layer whose input embedding is used."""
 
     keeps = False
     weights: LayerInputWeights
@@ -194,7 +194,7 @@ class MlpBlock(BoundBlock):
 
 
 def weights_of(block: blocks.Block, **arrays: Weight | Buffer | None) -> BlockWeights:
-    """The weights of a block, of what its `matrices` and `vectors` name."""
+    """Builds a block's weights from arrays named as in its `matrices` and `vectors`."""
     kind = WEIGHTS[type(block)]
     if isinstance(block, blocks.Attention) and block.keys_of is not None:
         kind = QueriesWeights
@@ -225,8 +225,8 @@ def bind_block(
     mods: Mods,
     states: Mapping[str, Buffer],
 ) -> BoundBlock:
-    """layer: whose block it is. k, v, mods: of it, for the block that attends (to latents: k alone); states: for one
-    that is recurrent.
+    """Binds a declared block to its weights. layer: index of the block's layer. k, v, mods: for attention (latent
+    attention has k only). states: for a recurrent block.
     """
     if isinstance(block, LatentAttention) and isinstance(weights, LatentWeights):
         assert k is not None

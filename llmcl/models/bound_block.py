@@ -1,7 +1,7 @@
-"""What every block on the device has: weights, and launches of two kinds.
+"""Base class for blocks on the device: weights, and launches in two stages.
 
-`keep` leaves in the cache what later tokens need of these tokens. `add` computes the block and adds its output to the
-residual stream x; it may need what `keep` left in the activations.
+`keep` stores the data for later tokens in the cache. `add` computes the block and adds the output to the residual
+stream x. `add` may read activations that `keep` filled.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.layer_ops import LayerOps
 from llmcl.runtime.device import Buffer, Launch
 
-# By activation the epilogue of the product with gate and up.
+# Epilogue of the gate-and-up product, by activation.
 GATES = {"silu": "swiglu", "gelu_tanh": "geglu", "clamped_swiglu": "clamped_swiglu"}
 
 
 @dataclass(frozen=True)
 class BlockWeights:
-    """norm, post_norm: float32 [hidden]; None: the block has none."""
+    """Weights every block has. Both norms are float32 [hidden], or None if absent."""
 
     norm: Buffer | None
     post_norm: Buffer | None
@@ -32,23 +32,23 @@ class BlockWeights:
 
 
 class BoundBlock(ABC):
-    """A block with its weights, and with its part of the cache if it has one."""
+    """A block with weights, and with buffers in the cache if needed."""
 
-    keeps: ClassVar[bool]  # whether later tokens need something of these
+    keeps: ClassVar[bool]  # whether later tokens need data from the current ones
     weights: BlockWeights
 
     @property
     def first_product(self) -> Weight | None:
-        """The one product that takes what its norm leaves; None: there is no norm, or others take that, too."""
+        """Returns the only product that reads the norm's output. None if there is no norm or several readers."""
         return None
 
     @property
     def why_separate(self) -> str | None:
-        """What it has that kernels which run all layers do not know; None: nothing."""
+        """Names the feature that excludes the block from kernels for all layers. None: no such feature."""
         return None
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
-        """Of a block that keeps: the rows that `keep` leaves for `add`, and the values of each."""
+        """Returns the rows from `keep` for `add`, and the values per row. Only for blocks with `keeps`."""
         raise NotImplementedError
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:

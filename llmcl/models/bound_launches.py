@@ -1,4 +1,4 @@
-"""A step's launches, bound once: a persistent kernel where the device has one for them, else one after the other."""
+"""Binds a step's launches once: a persistent kernel if the device supports it, otherwise separate launches."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcl.runtime.device import Device, Launch
 
 
 class BoundLaunches:
-    """persistent: what does all of `separate` in few launches; None: the device has nothing of this kind."""
+    """A step's launches. persistent: does the work of `separate` in few launches, or None if unsupported."""
 
     def __init__(
         self,
@@ -23,8 +23,8 @@ class BoundLaunches:
         same_bits: bool = False,
         for_few_rows: bool = False,
     ):
-        """persistent: whether that is allowed. same_bits: only where it leaves the bits of `separate`. for_few_rows:
-        only kernels for steps of few rows, as for a short prompt.
+        """persistent: allows a persistent kernel. same_bits: only if its results equal `separate` bit for bit.
+        for_few_rows: only kernels for steps with few rows, such as a short prompt.
         """
         self.separate = step.launches
         self.persistent: BoundStep | None = None
@@ -36,16 +36,18 @@ class BoundLaunches:
 
     @property
     def launches(self) -> Sequence[Launch]:
-        """What a step enqueues."""
+        """Returns the launches that a step enqueues."""
         return self.separate if self.persistent is None else self.persistent.parts
 
     @property
     def whole_steps(self) -> Mapping[int, Launch]:
-        """Launches that do steps as a whole: see `BoundStep`."""
+        """Returns launches for whole steps (see `BoundStep`)."""
         return {} if self.persistent is None else self.persistent.whole_steps
 
     def prepare(self) -> None:
-        """Compiles the kernels and makes their objects; without a persistent kernel that does not compile."""
+        """Compiles the kernels and creates their objects. Falls back to separate launches if a persistent kernel does
+        not compile.
+        """
         try:
             self._prepare()
         except KernelBuildError as error:
@@ -57,7 +59,7 @@ class BoundLaunches:
 
     @property
     def to_prepare(self) -> list[Launch]:
-        """The launches whose kernels `prepare` compiles."""
+        """Returns the launches whose kernels `prepare` compiles."""
         return [*self.launches, *self.whole_steps.values()]
 
     def _prepare(self) -> None:

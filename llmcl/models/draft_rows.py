@@ -1,4 +1,4 @@
-"""The rows of a step that verifies drafts, behind the forward pass: what each samples, and what of it is accepted."""
+"""Samples each row of a step that verifies drafts, and accepts draft tokens."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ Run = Callable[[Iterable[Launch], int], None]
 
 
 class DraftRows:
-    """Each row samples as a decode step of its own would: with the parameters of its text, its number and its position.
+    """Samples each row as its own decode step would: with the sequence's parameters, the sample number and the
+    position.
 
         row        0               1           2           3
         token      sampled last    draft 0     draft 1     draft 2
         samples    a               b           c           d
         accepted                   if = a      if = b too  if = c too
 
-    So an answer has the same tokens with drafts as without, apart from the rounding of other kernels. The device
-    decides what is accepted and where a text goes on. What rejected rows left in the cache lies behind the text, and
-    the next step writes over it.
+    Therefore an answer has the same tokens with and without drafts, apart from rounding in other kernels. The device
+    decides how many tokens are accepted and where a sequence continues. Rejected rows leave data behind the end of the
+    sequence, and the next step overwrites the data.
 
-    step: its rows, of one text or of several (a RaggedStep). texts: the step state with a record of each text, whose
-    tokens `sampler` chooses; of one text the same. draft int32 [.]: see `draft_rows`. begin: launches to be enqueued
-    before the forward pass, which leaves `logits` float32 [max_rows, vocab].
+    step: the rows, from one sequence or several (a RaggedStep). texts: the step state with a record per sequence;
+    `sampler` chooses the tokens. draft int32 [.]: see `draft_rows`. begin: launches enqueued before the forward pass,
+    which fills `logits` float32 [max_rows, vocab].
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class DraftRows:
     def sample(
         self, run: Run, params: Sequence[SamplingParams], n_rows: Sequence[int]
     ) -> Callable[[], list[list[int]]]:
-        """Enqueues what each of the rows samples, and what is accepted. params: of each text; n_rows: its rows.
+        """Enqueues sampling for each row and acceptance. params and n_rows: per sequence.
 
-        The function returned waits for the tokens sampled of each text: the accepted ones of its draft and one more,
-        its next input. The host reads 4 bytes for each row and each text. An id of vocab_size says that its logits had
-        no number.
+        The returned function waits for the sampled tokens per sequence: the accepted draft tokens and the next input.
+        The host reads 4 bytes for each row and each sequence. An id equal to vocab_size means that the logits held no
+        number.
         """
         n = sum(n_rows)
         if any(of_text.repeat_penalty != 1 for of_text in params):
@@ -94,9 +95,9 @@ class DraftRows:
         return sampled
 
     def allow(self, masks: Iterable[np.ndarray | None]) -> None:
-        """Which tokens each row may sample, as of `LogitBias.allow`."""
+        """Restricts the tokens that each row may sample (see `LogitBias.allow`)."""
         self.sampler.bias.allow(dict(enumerate(masks)))
 
     def row_logits(self, row: int) -> np.ndarray:
-        """Of a row of the last step: float32 [vocab]."""
+        """Reads the logits of a row in the last step: float32 [vocab]."""
         return self._device.read(self.logits, np.float32, (self._vocab_size,), 4 * row * self._vocab_size)

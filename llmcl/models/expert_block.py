@@ -1,4 +1,4 @@
-"""A mixture of experts on the device: router, the experts that it chooses, and the one that every token goes to."""
+"""A mixture of experts on the device: router, routed experts, and a shared expert for every token."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from llmcl.runtime.device import Buffer, Launch
 
 @dataclass(frozen=True)
 class ExpertsWeights(BlockWeights):
-    router: Weight  # [n_experts, hidden], below it the gate of the shared expert if it has one
+    router: Weight  # [n_experts, hidden], plus a last row for the shared expert's gate if present
     gate_up: Weight  # [n_experts 2 size, hidden], tiles alternate
     down: Weight  # [n_experts hidden, size]
     router_bias: Buffer | None  # float32 [n_experts]
-    gate_up_bias: Buffer | None  # float32 [n_experts, 2, size], of gate and of up
+    gate_up_bias: Buffer | None  # float32 [n_experts, 2, size], gate and up
     down_bias: Buffer | None  # float32 [n_experts, hidden]
     correction: Buffer | None = None  # float32 [n_experts], added to the scores for the choice
     shared_gate_up: Weight | None = None  # [2 shared size, hidden], tiles alternate
     shared_down: Weight | None = None  # [hidden, shared size]
     scales: Buffer | None = None  # float32 [n_experts]
-    router_norm: Buffer | None = None  # float32 [hidden], as the others; None: `norm` is for all parts
+    router_norm: Buffer | None = None  # float32 [hidden], like the norms below; None: `norm` serves all parts
     shared_norm: Buffer | None = None
     shared_post_norm: Buffer | None = None
     chosen_post_norm: Buffer | None = None
@@ -37,8 +37,8 @@ class ExpertsWeights(BlockWeights):
 
 @dataclass(frozen=True)
 class ExpertsBlock(BoundBlock):
-    """gate: one of `linear.EXPERT_GATES`. renormalize, scores: see `families.blocks.ExpertSettings`. has_shared_gate:
-    the last of the router's numbers is that of the shared expert.
+    """gate: an entry in `linear.EXPERT_GATES`. renormalize, scores: see `families.blocks.ExpertSettings`.
+    has_shared_gate: the router's last logit gates the shared expert.
     """
 
     keeps = False
@@ -62,7 +62,7 @@ class ExpertsBlock(BoundBlock):
         x, norm, launches = ops.normed_rows(weights.norm)
         yield from launches
         yield from self._choose(ops, x, norm)
-        # The shared expert, too, takes x as it is before anything is added to it.
+        # The shared expert also reads x, so run it before anything is added to x.
         if weights.shared_gate_up is not None:
             yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=self.gate)
         if self.has_shared_gate and weights.shared_down is not None:
@@ -99,7 +99,7 @@ class ExpertsBlock(BoundBlock):
         yield from rms_norm(device, sums, post_norm, act.x, eps, add=True)
 
     def _choose(self, ops: LayerOps, x: Buffer, norm: Buffer | None) -> Iterator[Launch]:
-        """Leaves the experts of each token, and their shares, with x and norm of `normed_rows`."""
+        """Fills the expert ids and shares for each token. x, norm: from `normed_rows`."""
         weights, act = self.weights, ops.act
         logits, ids, shares = (act.of(name) for name in ("router_logits", "expert_ids", "expert_weights"))
         top_k = weights.gate_up.top_k

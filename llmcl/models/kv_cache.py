@@ -1,4 +1,4 @@
-"""Keys and values of every layer, on the device, and how many tokens they hold."""
+"""Keys and values of every layer, on the device, and the number of tokens stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmcl.runtime.device import Buffer, Device
 
 
 def capacity_for(max_context: int) -> int:
-    """Keys that a cache for max_context tokens has room for: the kernels' tiles divide it."""
+    """Returns the key capacity for max_context tokens, rounded up to a multiple that kernel tiles divide."""
     return -(-max_context // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
 
 
@@ -27,19 +27,19 @@ def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
 
 
 def common_prefix(a: Sequence[int], b: Sequence[int]) -> int:
-    """How many of their first items two lists have in common."""
+    """Returns the length of the common prefix."""
     n = min(len(a), len(b))
     return next((i for i in range(n) if a[i] != b[i]), n)
 
 
 class KVCache:
-    """k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] of kv_dtype; with
-    "q8_0" tiles of 16 keys or values as kernels/common/kv_cache.cl describes them.
+    """Stores k[layer] [n_kv_heads, capacity/16, head_dim, 16] and v[layer] [n_kv_heads, capacity, head_dim] in
+    kv_dtype. "q8_0" uses tiles of 16 keys or values (kernels/common/kv_cache.cl).
 
-    With latent attention k[layer] has rows [capacity, head_dim] in the layout of values (kernels/common/latent_row.cl),
-    and v[layer] is None. shapes[layer]: of a layer; shape: with the heads that most layers have. Room for one sequence;
-    PagedKVCache has room for several. A layer without keys of its own has None for k, v and shapes, and `states`
-    has the state of a recurrent one; without any, states is None.
+    With latent attention k[layer] has rows [capacity, head_dim] in the values layout (kernels/common/latent_row.cl) and
+    v[layer] is None. shapes[layer] is per layer; `shape` has the most common heads. The cache holds one sequence;
+    PagedKVCache holds several. A layer without keys has None for k, v and shapes. `states` holds recurrent states, or
+    None if no layer is recurrent.
     """
 
     table_entries = 0  # page table entries in the step state
@@ -69,12 +69,12 @@ class KVCache:
         n_sequences: int,
         border_tokens: int,
     ) -> None:
-        """n_sequences: that are extended at a time. border_tokens: from one border of snapshots to the next."""
+        """n_sequences: sequences extended at a time. border_tokens: tokens between snapshot borders."""
         self.max_context = max_context
         self.shape = shape
         self.shapes: list[AttentionShape | None] = [None] * config.n_layers
         self._keys_of = {i: config.keys_of(i) for i in config.attention_layers}
-        self._key = object()  # by which it knows its sequences
+        self._key = object()  # identifies sequences made by this cache
         self.k: list[Buffer | None] = [None] * config.n_layers
         self.v: list[Buffer | None] = [None] * config.n_layers
         for i in config.cached_layers:
@@ -91,15 +91,15 @@ class KVCache:
             self.states = RecurrentStates(device, config, state_slots(n_sequences), border_tokens)
 
     def sequence(self) -> SequenceState:
-        """Where a new text goes: here the one sequence there is, whatever it holds."""
+        """Returns the sequence for a new text: here always the only one, with the current content."""
         return self._only
 
     def fork(self, sequence: SequenceState) -> SequenceState:
-        """Where a text goes that continues `sequence` in another way."""
+        """Returns a sequence for a text that continues `sequence` differently."""
         return self.own(sequence)
 
     def truncate(self, sequence: SequenceState, position: int) -> None:
-        """Forgets everything of the sequence from `position` on; what follows overwrites it.
+        """Forgets everything in the sequence from `position` on. Later tokens overwrite the data.
 
         With recurrent layers it may forget more: see `kept`.
         """
@@ -107,8 +107,8 @@ class KVCache:
         del sequence.token_ids[position:]
 
     def kept(self, sequence: SequenceState, position: int) -> int:
-        """How many of the first `position` tokens of a sequence `truncate` would keep: those before the last snapshot,
-        where there are recurrent layers.
+        """Returns how many of the first `position` tokens `truncate` would keep. With recurrent layers: the tokens up
+        to the last snapshot.
         """
         position = min(position, len(sequence.token_ids))
         return position if self.states is None else self.states.kept(sequence, position)
@@ -118,16 +118,16 @@ class KVCache:
         return position if self.states is None else self.states.go_back(sequence, position, self._forget)
 
     def _forget(self, sequence: SequenceState) -> None:
-        """Another sequence needs the place of this one's state."""
+        """Empties a sequence because another sequence needs its state slot."""
         self.truncate(sequence, 0)
 
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
-        """Before a sequence becomes `prompt`: takes over what another sequence holds of its beginning."""
+        """Takes over another sequence's cached beginning of `prompt`, before `sequence` becomes `prompt`."""
 
     def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
-        """Makes room for the next n_tokens of the sequence, which fit into max_context, and tells the device where.
+        """Makes room for the sequence's next n_tokens, which fit into max_context, and tells the device their location.
 
-        place: of the sequence, in a step of several.
+        place: the sequence's slot in a step with several sequences.
         """
         self._prepare_state(step, self.own(sequence), place)
 
@@ -136,28 +136,28 @@ class KVCache:
             step.write_recurrent_slot(self.states.begin(sequence, self._forget), place)
 
     def advance(self, sequence: SequenceState, n_tokens: int) -> None:
-        """A step is about to be enqueued, for which `prepare` made room: from now on recurrent layers have the state
-        after its tokens.
+        """Marks the next n_tokens as added to the recurrent states. Called after `prepare`, right before the step is
+        enqueued.
         """
         if self.states is not None:
             self.states.advance(sequence, n_tokens)
 
     def borders(self, sequence: SequenceState, n_tokens: int, *, is_last: bool) -> list[int]:
-        """After which of its next n_tokens snapshots are to be taken: see RecurrentStates."""
+        """Returns after how many of the next n_tokens to take snapshots (see RecurrentStates)."""
         return [] if self.states is None else self.states.borders(sequence, n_tokens, is_last=is_last)
 
     def states_of(self, layer: int) -> Mapping[str, Buffer]:
-        """The arrays of the states in a layer, by name; {} for one that keeps none."""
+        """Returns a layer's state arrays by name, or {} if the layer keeps no state."""
         return {} if self.states is None else self.states.buffers[layer]
 
     def snapshot(self, sequence: SequenceState) -> None:
-        """Texts that go on in another way can go back to where the sequence is now."""
+        """Saves the current state as a starting point for texts that continue differently."""
         if self.states is not None:
             self.states.snapshot(sequence)
 
     def begin_snapshot(self, step: StepState, text: Sequence[int], n_tokens: int) -> int | None:
-        """The step that is about to be enqueued, for which `prepare` made room, leaves a snapshot after its first
-        n_tokens, with which the sequence is `text`; 0: it leaves none. The slot, for `end_snapshot`, or None.
+        """Prepares a snapshot in the step about to be enqueued: after its first n_tokens, when the sequence equals
+        `text`. 0: no snapshot. Returns the slot for `end_snapshot`, or None. Called after `prepare`.
         """
         if self.states is None:
             return None
@@ -166,26 +166,28 @@ class KVCache:
         return slot
 
     def end_snapshot(self, text: Sequence[int], slot: int | None) -> None:
-        """The step is enqueued."""
+        """Registers the snapshot once the step is enqueued."""
         if self.states is not None and slot is not None:
             self.states.end_snapshot(text, slot)
 
     def own(self, sequence: SequenceState) -> SequenceState:
-        """Raises UsageError for a sequence that another cache made."""
+        """Returns the sequence. Raises UsageError if another cache made it."""
         if sequence.cache_key is not self._key:
             raise UsageError("the sequence is of another KV cache; expected one that this cache made")
         return sequence
 
     def keys_and_values(self, layer: int) -> tuple[Buffer | None, Buffer | None]:
-        """What a layer attends to, of its own or of another; None for one without attention."""
+        """Returns the keys and values for a layer's attention, from the same or another layer. None without
+        attention.
+        """
         of = self._keys_of.get(layer, layer)
         return self.k[of], self.v[of]
 
     def buffers(self) -> list[Buffer]:
-        """Keys and values of every layer."""
+        """Returns keys and values of every layer."""
         return [buffer for buffer, _ in self.shaped_buffers()]
 
     def shaped_buffers(self) -> list[tuple[Buffer, AttentionShape]]:
-        """Keys of every layer, then values of every layer."""
+        """Returns the keys of every layer, then the values of every layer, each with a shape."""
         layers = zip((*self.k, *self.v), 2 * self.shapes, strict=True)
         return [(buffer, shape) for buffer, shape in layers if buffer is not None and shape is not None]

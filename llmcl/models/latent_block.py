@@ -1,4 +1,4 @@
-"""Latent attention on the device: queries go into the space of the latents, sums of latents become values."""
+"""Latent attention on the device: queries enter the latent space, and weighted sums of latents become values."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from llmcl.runtime.device import Buffer, Launch
 class LatentWeights(BlockWeights):
     queries: Weight  # [n_heads query, query_rank or hidden]
     latents: Weight  # [rank + rope, hidden]
-    keys: Weight  # [n_heads rank, nope]: of each head the transposed matrix of its keys
+    keys: Weight  # per head, the transposed key matrix
     values: Weight  # [n_heads value, rank]
     output: Weight  # [hidden, n_heads value]
     latent_norm: Buffer  # float32 [rank]
@@ -35,7 +35,7 @@ class LatentWeights(BlockWeights):
 
 @dataclass(frozen=True)
 class LatentBlock(BoundBlock):
-    """cache: rows of the layer (kernels/common/latent_row.cl). mods: rules beside the causal one."""
+    """cache: the layer's rows (kernels/common/latent_row.cl). mods: rules beside the causal mask."""
 
     keeps = True
     weights: LatentWeights
@@ -74,7 +74,7 @@ class LatentBlock(BoundBlock):
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, device, step, shape = self.weights, ops.act, ops.device, ops.step, self._shape(ops)
         rows, heads = act.of("head_rows"), shape.n_heads
-        n_splits = ops.n_splits if ops.each_alone else 1  # tokens are work enough
+        n_splits = ops.n_splits if ops.each_alone else 1  # many tokens fill the device without splits
         yield from linear_heads(device, weights.keys, rows, act.qkv, step, n_heads=heads, x_stride=shape.query)
         given = act.qkv, rows, step, self.cache, act.part_ml, act.part_acc, act.attended
         yield from latent_attention(device, shape, *given, n_splits=n_splits, mods=self.mods)

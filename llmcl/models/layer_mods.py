@@ -1,4 +1,4 @@
-"""The attention rules of each layer: those of the model, then the user's, as one pair of mods."""
+"""Combines each layer's attention rules (the model's, then the user's) into one pair of mods."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _Traced = tuple[TracedMod | None, TracedMod | None]
 
 @dataclass(frozen=True)
 class LayerMods:
-    """Traced mods of every layer, shared between layers of the same rules."""
+    """Traced mods of every layer, shared between layers with equal rules."""
 
     traced: dict[_Rules, _Traced]
-    rules: tuple[_Rules, ...]  # of each layer
+    rules: tuple[_Rules, ...]  # per layer
 
     def check(self, n_q_heads: int, max_context: int) -> None:
-        """Raises UsageError when a lookup could leave its array, by the place of any sequence that a batch may have."""
+        """Raises UsageError if a lookup could read outside its array at any batch index that a sequence may have."""
         for mods in self.traced.values():
             for mod in filter(None, mods):
                 check_mod(mod, FEW_ROWS[-1], n_q_heads, max_context, max_context)
 
     def bind(self, device: Device) -> tuple[Mods, ...]:
-        """One Mods for each layer; layers with the same rules have the same, and so one program."""
+        """Returns one Mods per layer. Layers with equal rules share a Mods, and therefore a program."""
         bound = {rules: bind_mods(device, *mods) for rules, mods in self.traced.items()}
         return tuple(bound[rules] for rules in self.rules)
 
@@ -44,13 +44,13 @@ class LayerMods:
 def trace_layer_mods(
     config: ModelConfig, max_context: int, score_mod: ScoreMod | None = None, mask_mod: MaskMod | None = None
 ) -> LayerMods:
-    """The mods of each layer: the user's score_mod is given what the model's own rules leave of a score, and a key is
-    seen where both the layer's window and the user's mask_mod let it. A window or a query scale that no text reaches is
-    left out.
+    """Returns the mods of each layer. The user's score_mod receives the score after the model's own rules. A key is
+    visible if the layer's window and the user's mask_mod both allow it. Windows and query scales that need a context
+    longer than max_context are dropped.
 
-    Raises UsageError, with file and line, for a function of the user's that cannot be traced.
+    Raises UsageError, with file and line, if a user function cannot be traced.
     """
-    own = trace_mods(score_mod, mask_mod)  # alone first, so that an error names the user's function
+    own = trace_mods(score_mod, mask_mod)  # traced alone first, to name the user's function in errors
     attends = config.attention_layers
     rules = tuple(
         _rules(config.attention(i), max_context) if i in attends else _NO_RULES for i in range(config.n_layers)
@@ -72,7 +72,7 @@ def trace_layer_mods(
 
 
 def _rules(block: Attention, max_context: int) -> _Rules:
-    """What a text of max_context tokens can reach of them."""
+    """Returns the rules that can take effect within max_context tokens."""
     window, scale = block.window, block.query_scale
     if window is not None and window >= max_context:
         window = None

@@ -1,4 +1,4 @@
-"""The ops of a layer as launches, in two layouts: for one token (decode) and for many (prefill)."""
+"""Layer ops as launches, in two layouts: for one token (decode) and for many tokens (prefill)."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ Biases = tuple[Buffer | None, Buffer | None]
 
 @dataclass(frozen=True)
 class LayerOps(ABC):
-    """Launches of each op. shape: of the KV cache. splits: of decode. rotations: see `ModelConfig.rotations`. last_seen
-    int32 [vocab]: see `Sampler`.
+    """Builds the launches of each op. shape: the KV cache's. splits: for decode. rotations: see
+    `ModelConfig.rotations`. last_seen int32 [vocab]: see `Sampler`.
     """
 
     device: Device
@@ -66,19 +66,23 @@ class LayerOps(ABC):
 
     @property
     def each_alone(self) -> bool:
-        """Whether each row of a step is the one token of a sequence; else they are consecutive tokens of one."""
+        """Returns True if each row in a step belongs to a different sequence, False if rows are consecutive tokens of a
+        sequence.
+        """
         return True
 
     def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
-        """These ops for a block that is followed by a norm and the product with `weight`, by neither if one is None."""
+        """Returns the ops for a block that is followed by `norm` and the product with `weight`. None: not followed by
+        both.
+        """
         return self
 
     def that_keeps_last(self) -> LayerOps:
-        """These ops for the last block that leaves something in the cache."""
+        """Returns the ops for the last block that writes to the cache."""
         return self
 
     def of_heads(self, heads: Heads) -> LayerOps:
-        """These ops for a layer with such heads."""
+        """Returns the ops for a layer with `heads`."""
         if heads == self.heads:
             return self
         return replace(self, shape=replace(self.shape, n_kv_heads=heads.n_kv, head_dim=heads.size))
@@ -100,9 +104,9 @@ class LayerOps(ABC):
         return rows + rope_table(self.device, self.step, rotations["local"], act.local_rope)
 
     def layer_inputs(self, table: Weight, projection: Weight, norm: Buffer) -> list[Launch]:
-        """act.layer_inputs = what each layer is given of the step's tokens, whose embeddings are in act.x."""
+        """act.layer_inputs = per-layer embeddings of the step's tokens. act.x holds the token embeddings."""
         given, n_layers = self.act.of("layer_inputs"), self.config.n_layers
-        # The projection is divided by sqrt(hidden), which its norm undoes, but for eps.
+        # The projection is divided by sqrt(hidden). The norm cancels the factor, except in eps.
         eps = self.config.rms_norm_eps * self.config.hidden_size
         product = self.product(self.act.x, None, projection, given)
         return product + layer_inputs(self.device, table, norm, self.step, given, n_layers=n_layers, eps=eps)
@@ -111,20 +115,22 @@ class LayerOps(ABC):
     def norm_linear(
         self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
     ) -> list[Launch]:
-        """out = W rms_norm(x), or without a norm W x."""
+        """out = W rms_norm(x). Without a norm: out = W x."""
 
     @abstractmethod
     def linear(self, x: ActivationOperand, weight: Weight, out: Buffer, epilogue: str = "store") -> list[Launch]: ...
 
     @abstractmethod
     def normed_rows(self, norm: Buffer | None) -> tuple[Buffer, Buffer | None, list[Launch]]:
-        """rms_norm(x) for several products: rows, the norm that `product` has yet to apply to them, and launches."""
+        """Prepares rms_norm(x) for several products. Returns rows, the norm that `product` still has to apply, and
+        launches.
+        """
 
     @abstractmethod
     def product(
         self, x: Buffer, norm: Buffer | None, weight: Weight, out: Buffer, epilogue: str = "store"
     ) -> list[Launch]:
-        """out = W x, with x and norm of `normed_rows`."""
+        """out = W x, with x and norm from `normed_rows`."""
 
     def chosen_experts(
         self,
@@ -138,9 +144,8 @@ class LayerOps(ABC):
         *,
         is_plain: bool = False,
     ) -> list[Launch]:
-        """to += what the experts in act.expert_ids make of x, with x and norm of `normed_rows`: token by token.
-
-        biases: of gate_up and of down. is_plain: nothing stands between the router, the choice and these.
+        """to += the output of the experts in act.expert_ids for x, token by token. x, norm: from `normed_rows`. biases:
+        for gate_up and down. is_plain: nothing runs between router, choice and experts.
         """
         act, device, eps = self.act, self.device, self.config.stream_eps
         assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
@@ -154,7 +159,7 @@ class LayerOps(ABC):
     def add_linear(
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
     ) -> list[Launch]:
-        """act.x += W x + bias, or with a post norm += rms_norm(W x + bias)."""
+        """act.x += W x + bias. With a post norm: act.x += rms_norm(W x + bias)."""
         act, to = self.act, self.act.x if post_norm is None else self.act.normed
         launches = self.linear(x, weight, to, epilogue="add" if post_norm is None else "store")
         if bias is not None:
@@ -171,7 +176,9 @@ class LayerOps(ABC):
         return product + biased_gate(self.device, gate_up, bias, self.act.ffn, gate)
 
     def adjust(self, bias: Buffer | None, head_norms: Buffer | None, *, value_norms: bool) -> list[Launch]:
-        """Adds the bias of queries, keys and values, and normalises their heads; those of values with value_norms."""
+        """Adds the bias to queries, keys and values, and normalises query and key heads. value_norms: also normalises
+        value heads.
+        """
         heads = {"n_q_heads": self.shape.n_q_heads, "n_kv_heads": self.shape.n_kv_heads}
         return qkv_adjust(
             self.device,
@@ -185,16 +192,16 @@ class LayerOps(ABC):
         )
 
     def adjust_queries(self, head_norms: Buffer | None) -> list[Launch]:
-        """`adjust` of queries alone, that is of act.qkv float32 [n, n_q_heads, head_dim]."""
+        """Runs `adjust` on queries alone, where act.qkv is float32 [n, n_q_heads, head_dim]."""
         alone = replace(self, shape=replace(self.shape, n_kv_heads=0))
         return alone.adjust(None, head_norms, value_norms=False)
 
     def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        """What rotates queries alone before attention to k and v, which another layer has filled."""
+        """Rotates queries alone before attention to k and v, which another layer filled."""
         return []
 
     def norm_rows(self, q_norm: Buffer | None, k_norm: Buffer | None) -> list[Launch]:
-        """Normalises all query heads together, and all key heads together."""
+        """Normalises all query heads as one row, and all key heads as one row."""
         if q_norm is None or k_norm is None:
             return []
         qkv, eps, size = self.act.qkv, self.config.rms_norm_eps, self.shape.head_dim
@@ -205,11 +212,11 @@ class LayerOps(ABC):
         ]
 
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        """What leaves keys and values in the cache before attention."""
+        """Appends keys and values to the cache before attention."""
         return []
 
     def collected(self, name: str, columns: int) -> list[Launch]:
-        """What collects the rows whose logits are wanted, of x and of an activation that the last block has kept."""
+        """Collects the rows that need logits, from x and from an activation that the last cached block kept."""
         return []
 
     @abstractmethod
@@ -224,7 +231,7 @@ class LayerOps(ABC):
         *,
         shared_kv: bool = False,
     ) -> list[Launch]:
-        """shared_kv: of queries alone, to keys and values that another layer has left in the cache."""
+        """Attends. shared_kv: only queries are new; another layer wrote the keys and values to the cache."""
 
     def attend_cache(
         self,
@@ -238,7 +245,7 @@ class LayerOps(ABC):
         *,
         shared_kv: bool = False,
     ) -> list[Launch]:
-        """Attention of one token, which rotates and appends it as well; or of one of each sequence (n_rows of them)."""
+        """Rotates, appends and attends one token, or one token for each sequence (n_rows tokens)."""
         act = self.act
         return attention_decode(
             self.device,
@@ -266,16 +273,16 @@ class LayerOps(ABC):
         return [*launches, *product, *sigmoid_gate(self.device, act.attended, gate, columns=weight.rows)]
 
     def attended(self, output: Weight) -> ActivationOperand:
-        """Where attention leaves its output, in the layout that the product with `output` takes."""
+        """Returns the output buffer for attention, in the layout that the product with `output` reads."""
         return self.act.attended
 
     def gated(self, gate_up: Weight, down: Weight) -> ActivationOperand:
-        """The same of the product with gate and up."""
+        """Returns the output buffer for the gate-and-up product, in the layout that the product with `down` reads."""
         return self.act.ffn
 
 
 class DecodeOps(LayerOps):
-    """One token: normalisation, rotation and cache append are part of the kernels that need them."""
+    """Ops for one token: normalisation, rotation and cache append are fused into the kernels that need them."""
 
     def norm_linear(
         self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
@@ -313,11 +320,11 @@ class DecodeOps(LayerOps):
 
 @dataclass(frozen=True)
 class PrefillOps(LayerOps):
-    """Many tokens: each op is a kernel of its own. What a product packs is left so where a kernel can.
+    """Ops for many tokens: each op is its own kernel. A kernel writes packed rows for the next product if it can.
 
-    max_rows: tokens of a step at most, where they are few: see `linear_prefill`. experts_for: the same for the choice
-    of the kernels of experts; 0: max_rows. following: the norm and the weight after the block whose ops these are.
-    split: by the norm's identity and max_rows, those that the products of blocks have begun.
+    max_rows: limit of tokens per step for few-row kernels (see `linear_prefill`). experts_for: the row limit that
+    chooses expert kernels; 0 means max_rows. following: the norm and the weight after this block. split: norms begun by
+    earlier products, keyed by the norm's identity and max_rows.
     """
 
     max_rows: int = 0
@@ -342,7 +349,7 @@ class PrefillOps(LayerOps):
         layout = input_layout(self.device, down, self.max_rows)
         if layout is None or not linear_supports_output(self.device, gate_up, layout, self.max_rows):
             return self.act.ffn
-        # What packs its rows itself, as steps of few rows may, takes the same memory.
+        # Even if the product packs its rows itself, as few-row steps may, it uses the same memory.
         return layout.packed(self.step, down.k, "gated" if gate_up.k == down.k else "input")
 
     def norm_linear(
@@ -386,7 +393,7 @@ class PrefillOps(LayerOps):
         is_plain: bool = False,
     ) -> list[Launch]:
         act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
-        most_alone = 0 < (self.experts_for or self.max_rows) * top_k <= n_experts  # most have an expert for themselves
+        most_alone = 0 < (self.experts_for or self.max_rows) * top_k <= n_experts  # most experts get a single slot
         few = all(has_few_rows(device, weight, self.max_rows, in_chains=most_alone) for weight in (gate_up, down)) and (
             not most_alone or (is_plain and self.experts_for in (0, self.max_rows))
         )
@@ -448,17 +455,19 @@ class PrefillOps(LayerOps):
         return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, **how)
 
     def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        alone = replace(self.shape, n_kv_heads=0)  # which leaves the cache as it is
+        alone = replace(self.shape, n_kv_heads=0)  # without KV heads the cache stays unchanged
         return rope_append(self.device, alone, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
 
     def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         return rope_append(self.device, self.shape, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
 
     def last_token(self, kept: Buffer, columns: int) -> list[Launch]:
-        """Leaves the last of the step's tokens alone for what follows, which takes x and kept float32 [n, columns]."""
+        """Moves the step's last token to the front of x and kept float32 [n, columns], the inputs of the launches that
+        follow.
+        """
         act, config = self.act, self.config
         launches: list[Launch] = []
-        if config.keeps_early:  # layers that follow need more than the residual stream
+        if config.keeps_early:  # later layers need more than the residual stream
             for rows, size in (
                 (act.rope, config.rotated_size("main")),
                 (act.local_rope, config.rotated_size("local")),
@@ -469,7 +478,7 @@ class PrefillOps(LayerOps):
 
 
 class BatchOps(PrefillOps):
-    """A row each of several sequences: products as in prefill, attention as in decode, which rotates and appends."""
+    """Ops for one row per sequence: products as in prefill, attention as in decode, including rotation and append."""
 
     @property
     def each_alone(self) -> bool:

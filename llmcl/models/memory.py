@@ -1,4 +1,4 @@
-"""What a model takes of a device's memory, told before anything is loaded."""
+"""Forecasts the device memory that a model needs, before anything is loaded."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
 from llmcl.runtime.device import Device
 
-SAMPLING_BYTES = 20  # of a sequence and a token of the vocabulary: logits, latest positions, counts, candidates
+SAMPLING_BYTES = 20  # per sequence and vocabulary token: logits, latest positions, counts, candidates
 
 
 def exact_queries(types: WeightTypes, kv_dtype: str) -> bool:
-    """Whether attention is to be in float32 throughout: see AttentionShape."""
+    """Returns whether attention uses float32 throughout (see AttentionShape)."""
     return types.exact_activations or not is_rounded(kv_dtype, types.dtype)
 
 
@@ -39,9 +39,10 @@ def forecast(
     kv_tokens: int,
     n_sequences: int | None = None,
 ) -> dict[str, int]:
-    """Bytes of device memory that a model will take: weights, KV cache (kv_tokens of it), working buffers, states.
+    """Returns the bytes of device memory for weights, KV cache (kv_tokens tokens), working buffers and recurrent
+    states.
 
-    n_sequences: of a paged cache; None: the cache is contiguous.
+    n_sequences: sequences in a paged cache, or None for a contiguous cache.
     """
     chunk = min(prefill_chunk(device), max_context)
     shapes = activation_shapes(config, chunk, splits_of(device, config, kv_dtype))
@@ -62,7 +63,8 @@ def forecast(
         cache = AttentionShape(config.n_q_heads, heads.n_kv, heads.size, kv_tokens, kv_dtype, exact_queries=exact)
         working += prefill_implementation(device, cache).scratch_bytes(device, cache)
     slots = state_slots(1 if n_sequences is None else max(n_sequences, KEPT_STATES))
-    # Given back before the working buffers are made: room for what is not counted (norms, sampling, step state).
+    # Staging memory is released before the working buffers exist, and leaves room for small buffers that are not
+    # counted (norms, sampling, step state).
     working += STAGING_BYTES
     needed = {
         "weights": weights_bytes(config, types),
@@ -73,7 +75,7 @@ def forecast(
 
 
 def check_memory(needed: dict[str, int], device: Device) -> None:
-    """Raises OutOfDeviceMemoryError, with the sizes, if the forecast exceeds what the device has."""
+    """Raises OutOfDeviceMemoryError, with all sizes, if the forecast exceeds device memory."""
     limit = device.memory_bytes
     if sum(needed.values()) > limit:
         raise OutOfDeviceMemoryError(
@@ -85,8 +87,8 @@ def check_memory(needed: dict[str, int], device: Device) -> None:
 def check_batch_memory(
     device: Device, config: ModelConfig, kv_dtype: str, kv_tokens: int, max_sequences: int, chunk: int
 ) -> None:
-    """Raises OutOfDeviceMemoryError if the device has no room for a batch beside what is on it: a KV cache of kv_tokens
-    for all sequences, logits and sampling of max_sequences rows, activations of `chunk` tokens.
+    """Raises OutOfDeviceMemoryError if a batch does not fit beside the memory in use: a KV cache of kv_tokens tokens
+    for all sequences, logits and sampling for max_sequences rows, activations for `chunk` tokens.
     """
     shapes = activation_shapes(config, chunk, dict.fromkeys(config.kinds_of_heads, 1))
     needed = {

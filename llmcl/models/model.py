@@ -1,4 +1,4 @@
-"""A model on the device: bound launches, and the passes that fill the cache and leave logits."""
+"""A model on the device: bound launches, and passes that fill the cache and compute logits."""
 
 from __future__ import annotations
 
@@ -34,42 +34,40 @@ from llmcl.runtime.driver_calls import named_errors
 _log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
-PARTS = 8  # of a chunk of prefill, after which progress is reported
+PARTS = 8  # per prefill chunk, for progress reports
 
 
 @dataclass(frozen=True)
 class PrefillLaunches:
-    """Launches for steps of up to max_tokens: `every` of all tokens, `rest` of those whose logits are wanted.
-
-    See prefill_stack.
-    """
+    """Launches for steps of up to max_tokens tokens. See prefill_stack."""
 
     max_tokens: int
     ops: PrefillOps
-    every: BoundLaunches
-    rest: list[Launch]
+    every: BoundLaunches  # for all tokens
+    rest: list[Launch]  # for the tokens with logits
 
     @property
     def to_prepare(self) -> list[Launch]:
-        """The launches whose kernels `prepare` compiles."""
+        """Returns the launches whose kernels `prepare` compiles."""
         return [*self.every.to_prepare, *self.rest]
 
     def prepare(self) -> None:
-        """Compiles the kernels and makes their objects."""
+        """Compiles the kernels and creates their objects."""
         self.every.prepare()
         for launch in self.rest:
             launch.prepare()
 
 
 def prefill_sizes(device: Device, weights: ModelWeights, most: int) -> list[tuple[int, int]]:
-    """For how many tokens launches of prefill are bound, `most` the last; and max_rows of their products."""
+    """Returns the step sizes for prefill launches, `most` last, each with max_rows for its products."""
     bounds = prefill_bounds(device, weights.matrices)
-    last = next((rows for rows in bounds if most <= rows <= FEW_ROWS[-1]), 0)  # where a step never has many
+    # for a model whose steps are always short
+    last = next((rows for rows in bounds if most <= rows <= FEW_ROWS[-1]), 0)
     return [*((rows, rows) for rows in bounds if rows < most), (most, last)]
 
 
 class Model:
-    """Bound launches of one model: `prefill` and `decode` fill the cache and leave the last token's logits."""
+    """Bound launches of one model: `prefill` and `decode` fill the cache and compute the last token's logits."""
 
     def __init__(
         self,
@@ -86,13 +84,13 @@ class Model:
         prepared: bool = True,
         progress: Progress | None = None,
     ):
-        """mods: what is added to the causal attention of each layer, by the model and the user; () for nothing.
+        """mods: per layer, rules from the model and the user beside the causal mask; () for no rules.
 
-        logit_rows, step_rows: rows of `act.logits` and of other activations, for steps of several sequences
-        (models/batch.py), which read prompts: `prefill` does not. 0: there are none.
-        persistent: decode with a persistent kernel where the device has one, for all layers or for the whole step
-        (kernels/common/persistent.py), and read short prompts with few launches. prepared: False leaves `prepare` to
-        the caller. progress: called while kernels are compiled.
+        logit_rows, step_rows: rows in `act.logits` and in other activations for steps with several sequences
+        (models/batch.py). With step_rows > 0 those steps read prompts and `prefill` has no launches. persistent: decode
+        with a persistent kernel if the device has one, for all layers or the whole step (kernels/common/persistent.py),
+        and read short prompts in few launches. prepared: False leaves `prepare` to the caller. progress: called while
+        kernels compile.
         """
         self.device = device
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
@@ -105,8 +103,8 @@ class Model:
         self.step = StepState(device, self.chunk, cache.table_entries)
         self.act = Activations.alloc(device, config, max(self.chunk, step_rows), self.splits, logit_rows)
         self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
-        self.step_position = 0  # of the first token that the launches enqueued last compute
-        self.decode_steps = 0  # enqueued since the model was loaded
+        self.step_position = 0  # position of the first token in the last enqueued launches
+        self.decode_steps = 0  # enqueued since loading
 
         if why := config.why_not_for_short_texts(cache.max_context):
             _log.warning("%s", why)
@@ -123,7 +121,7 @@ class Model:
             ]
             for i, blocks in enumerate(config.layers)
         ]
-        self._unprepared: set[int] = set()  # the sizes of prefill whose kernels may not be compiled yet
+        self._unprepared: set[int] = set()  # prefill sizes whose kernels may not be compiled yet
         self._prefill = [] if step_rows else list(self._bind_prefill(self.chunk))
         self._last_token = [] if step_rows else last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
@@ -146,11 +144,11 @@ class Model:
         chunk: int | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Appends token_ids to the sequence; `act.logits` then holds the logits after the last of them.
+        """Appends token_ids to the sequence. Afterwards `act.logits` holds the last token's logits.
 
-        progress: called as the device gets on; without it the work is enqueued and not waited for.
+        progress: called as the device proceeds. Without it the work is enqueued and the call returns at once.
 
-        Raises ContextLengthError if they do not fit, UsageError if one is not in the vocabulary.
+        Raises ContextLengthError if the tokens do not fit, UsageError if one is outside the vocabulary.
         """
         self.check_tokens(sequence, token_ids)
         chunk = min(chunk or self.chunk, self.chunk)
@@ -162,25 +160,27 @@ class Model:
             progress(READING, len(token_ids), len(token_ids))
 
     def extend(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-        """Appends token_ids, the beginning of a prompt, to the sequence and leaves no logits. Raises as `prefill`."""
+        """Appends token_ids, the beginning of a prompt, to the sequence without computing logits. Raises the errors of
+        `prefill`.
+        """
         self.check_tokens(sequence, token_ids)
         for _ in self._prefill_steps(sequence, token_ids, self.chunk):
             pass
 
     def decode(self, sequence: SequenceState) -> None:
-        """One step with the input token that the device holds; sampling moves the device's position on."""
+        """Runs one step with the input token on the device. Sampling advances the device's position."""
         self._decode_step(Step(sequence, None, sequence.position))
 
     def decode_token(self, sequence: SequenceState, token_id: int) -> None:
-        """One step through the decode kernels with a given token, for evaluation and tests."""
+        """Runs one step through the decode kernels with a chosen token, for evaluation and tests."""
         self.check_tokens(sequence, [token_id])
         self._decode_step(Step(sequence, [token_id], sequence.position))
         sequence.token_ids.append(token_id)
 
     def steps_at_once(self, sequence: SequenceState) -> list[int]:
-        """How many tokens `decode_and_sample` can choose in one launch, as the tokens of this sequence are chosen.
+        """Returns how many tokens `decode_and_sample` can choose per launch with the sequence's parameters.
 
-        [] where there is no such launch.
+        [] if no such launch exists.
         """
         if self.sampler.launches != self.sampler.largest_launches:
             return []
@@ -188,11 +188,11 @@ class Model:
         return [n for n in self._decode.whole_steps if n <= most]
 
     def decode_and_sample(self, sequence: SequenceState, n: int = 1) -> Callable[[], list[int]]:
-        """`decode` and `sample`, n times. The function returned waits for the n ids. The caller adds to the sequence
-        what the cache then holds: all but the last.
+        """Runs `decode` and `sample` n times. The returned function waits for the n ids. The caller appends the tokens
+        now in the cache to the sequence: all but the last.
 
-        n: 1, or one of `steps_at_once`. Raises OutOfDeviceMemoryError where the cache has too few pages: then nothing
-        was computed.
+        n: 1, or a value in `steps_at_once`. Raises OutOfDeviceMemoryError, before any computation, if the cache has too
+        few pages.
         """
         if n == 1:
             self.decode(sequence)
@@ -215,9 +215,9 @@ class Model:
         self.run(launches)
 
     def _begin(self, step: Step, n_steps: int = 1) -> None:
-        """Gives the device what differs from step to step: pages, and the tokens that it does not have yet.
+        """Sends the step's inputs to the device: pages, and tokens that the device does not hold yet.
 
-        n_steps: this one and those of a token each that follow in the same launch.
+        n_steps: the step plus the following one-token steps in the same launch.
         """
         n_tokens = step.n_tokens + n_steps - 1
         self.cache.prepare(self.step, step.sequence, n_tokens)
@@ -227,9 +227,9 @@ class Model:
         self.step_position = step.position
 
     def start_sampling(self, sequence: SequenceState, last: Sequence[int] = ()) -> None:
-        """The tokens that `sample` chooses next continue the sequence, as its `sampling` says.
+        """Prepares `sample` to continue the sequence with the parameters in `sampling`.
 
-        last: the token of its answer that the cache does not hold yet.
+        last: the answer's newest token, not yet in the cache.
         """
         self.sampler.remember(sequence.token_ids)
         if sequence.sampling.counts_tokens:
@@ -238,9 +238,9 @@ class Model:
         self.step.restart_sampling(sequence.n_sampled)
 
     def sample(self, sequence: SequenceState) -> Callable[[], int]:
-        """Chooses the next token from `act.logits` and makes it the device's next input.
+        """Samples the next token from `act.logits` and makes it the device's next input.
 
-        The function returned waits for its id: the one thing that the host reads, 4 bytes.
+        The returned function waits for the id. The host reads nothing else: 4 bytes.
         """
         self.run(self.sampler.launches)
         read = self.step.read_sampled(sequence.n_sampled)
@@ -249,14 +249,14 @@ class Model:
         return lambda: read()[0]
 
     def logprobs(self, sequence: SequenceState) -> Callable[[], list[LogProb | None]]:
-        """Right after `sample`: enqueues the reading of the token's log-probabilities. The function returned waits."""
+        """Enqueues the read of the token's log-probabilities, right after `sample`. The returned function waits."""
         return self.sampler.logprobs.read(sequence.n_sampled - 1, [0])
 
     def prepare(self, progress: Progress | None) -> None:
-        """Compiles the kernels and makes their objects, so that it is part of loading.
+        """Compiles the kernels and creates kernel objects during loading.
 
-        Where other processes can compile those of prompts of fewer than `chunk` tokens, they go on with them, and a
-        prompt waits for those of its size alone.
+        If other processes can compile, kernels for prompts shorter than `chunk` tokens compile in the background. A
+        prompt then waits only for kernels of the matching size.
         """
         for bound in self._prefill:
             for launch in (*bound.rest, *bound.every.separate, *bound.every.launches):
@@ -274,12 +274,12 @@ class Model:
                     self._unprepared.add(bound.max_tokens)
                 else:
                     bound.prepare()
-        # A persistent kernel that does not compile has left its place to others.
+        # A persistent kernel that failed to compile was replaced by separate launches.
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
 
     @property
     def launches_to_prepare(self) -> list[Launch]:
-        """The launches whose kernels a model is not loaded without."""
+        """Returns the launches whose kernels must compile before the model is loaded."""
         chunk = [launch for bound in self._prefill[-1:] for launch in bound.to_prepare]
         return [*self._decode.to_prepare, *chunk, *self._others_to_prepare()]
 
@@ -289,11 +289,13 @@ class Model:
 
     @property
     def decode_launches(self) -> Sequence[Launch]:
-        """What a decode step enqueues before sampling."""
+        """Returns the launches of a decode step before sampling."""
         return self._decode.launches
 
     def logits(self, sequence: SequenceState, token_ids: Sequence[int]) -> np.ndarray:
-        """Logits of every position: float32 [n, vocab], for evaluation. The sequence is left with these tokens."""
+        """Returns the logits of every position, float32 [n, vocab], for evaluation. The tokens are appended to the
+        sequence.
+        """
         vocab = self.config.vocab_size
         return np.concatenate(
             [self.device.read(buffer, np.float32, (n, vocab)) for buffer, n in self.logit_chunks(sequence, token_ids)]
@@ -302,8 +304,8 @@ class Model:
     def logit_chunks(
         self, sequence: SequenceState, token_ids: Sequence[int], *, skip: int = 0
     ) -> Iterator[tuple[Buffer, int]]:
-        """Appends token_ids to the sequence; yields (logits float32 [n, vocab] on the device, n) of those after the
-        first `skip`, at most LOGITS_CHUNK at a time. The buffer is the same each time: use it before the next step.
+        """Appends token_ids to the sequence. Yields (logits float32 [n, vocab] on the device, n) for the tokens after
+        the first `skip`, at most LOGITS_CHUNK at a time. Each step reuses the buffer, so read it before the next step.
         """
         rows, (buffer, launches) = self.logit_rows, self._bound_for_all_logits()
         self.check_tokens(sequence, token_ids)
@@ -315,19 +317,19 @@ class Model:
 
     @property
     def logit_rows(self) -> int:
-        """Rows of logits that `logit_chunks` yields at most at a time."""
+        """Returns the maximum rows per item from `logit_chunks`."""
         return min(LOGITS_CHUNK, self.chunk)
 
     @property
     def chunk_logits(self) -> Buffer:
-        """The buffer that `logit_chunks` yields. Raises OutOfDeviceMemoryError where there is no room for it."""
+        """Returns the buffer used by `logit_chunks`. Raises OutOfDeviceMemoryError if the buffer does not fit."""
         return self._bound_for_all_logits()[0]
 
     def _bound_for_all_logits(self) -> tuple[Buffer, list[Launch]]:
-        """Logits of a chunk and what computes them, bound when they are first asked for."""
+        """Returns a chunk's logits buffer and its launches, bound on first use."""
         if self._all_logits is None:
             rows = self.logit_rows
-            if not self._prefill:  # of a batch, which reads prompts with launches of its own
+            if not self._prefill:  # a batch's model, whose prompts use other launches
                 self._prefill = list(self._bind_prefill(rows))
             buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
             self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
@@ -342,12 +344,12 @@ class Model:
         *,
         is_last: bool = False,
     ) -> Iterator[Step]:
-        """Appends token_ids to the sequence, and yields the step of each chunk when the rest can have its rows.
+        """Appends token_ids to the sequence in chunks. Yields each chunk's step once its rows are ready for the rest.
 
-        is_last: they are the end of a prompt.
+        is_last: the tokens end a prompt.
         """
         borders = self.cache.borders(sequence, len(token_ids), is_last=is_last)
-        # The step that passes the last of them leaves its snapshot.
+        # The step that crosses the last border takes the snapshot itself.
         starts = sorted({*range(0, len(token_ids), chunk), *borders[:-1]})
         for start, end in pairwise([*starts, len(token_ids)]):
             if start in borders:
@@ -385,7 +387,7 @@ class Model:
         return bound
 
     def prepare_all(self, progress: Progress | None) -> None:
-        """Compiles what `prepare` left to other processes, and the kernels of seldom used sampling parameters."""
+        """Compiles kernels that `prepare` left to other processes, and kernels for rarely used sampling parameters."""
         self._prepare_sizes([bound for bound in self._prefill if bound.max_tokens in self._unprepared], progress)
         with self.device.compile_progress(self.sampler.every_launch, progress):
             for launch in self.sampler.every_launch:
@@ -399,7 +401,9 @@ class Model:
                 self._unprepared.remove(bound.max_tokens)
 
     def _run_in_parts(self, launches: Sequence[Launch], n_tokens: int) -> Iterator[float]:
-        """Yields the share that is done as the device gets on; a GPU has the next part while the host waits for one."""
+        """Runs launches in parts and yields the finished share. A GPU receives the next part while the host waits for
+        one.
+        """
         size = -(-len(launches) // PARTS)
         part_before: Callable[[], None] | None = None
         for start in range(0, len(launches), size):
@@ -414,13 +418,13 @@ class Model:
                 yield start / len(launches)
 
     def run(self, launches: Iterable[Launch], n_tokens: int = 1) -> None:
-        """Enqueues launches of a step of n_tokens."""
+        """Enqueues launches for a step with n_tokens tokens."""
         with named_errors("running the model"):
             for launch in launches:
                 launch.enqueue(n_tokens)
 
     def check_vocabulary(self, token_ids: Sequence[int]) -> None:
-        """Raises UsageError for an id that the embedding does not have."""
+        """Raises UsageError for an id outside the embedding."""
         if min(token_ids) < 0 or max(token_ids) >= self.config.vocab_size:
             bad = next(i for i in token_ids if not 0 <= i < self.config.vocab_size)
             raise UsageError(

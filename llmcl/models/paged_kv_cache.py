@@ -1,11 +1,11 @@
-"""A KV cache in pages, in which several sequences live and share what they have in common.
+"""A KV cache in pages: several sequences share pages for a common prefix.
 
     page tables (host)          pool (device, per layer and KV head)
     sequence A: 2 0 5           | page 0 | page 1 | page 2 | page 3 | page 4 | page 5 |
     fork of A:  2 0 3             A, fork  free     A, fork  fork     free     A
 
-A free page keeps what it holds until it is given out again. A text that begins as an earlier one takes the full pages
-that this left (prefix_pages.py).
+A free page keeps its content until reuse. A new text with the same beginning takes over the full pages
+(prefix_pages.py).
 
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention" (2023).
 """
@@ -32,7 +32,7 @@ from llmcl.runtime.device import Buffer, Device
 
 
 def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -> int:
-    """Pages in the pool: n_pages, or where None enough for one sequence of max_context tokens.
+    """Returns the pages in the pool: n_pages, or if None enough pages for one sequence of max_context tokens.
 
     Raises UsageError for sizes that no pool can have.
     """
@@ -47,13 +47,13 @@ def pool_pages(max_context: int, page_tokens: int, n_pages: int | None = None) -
 
 
 class PagedKVCache(KVCache):
-    """A pool of n_pages pages of page_tokens tokens: k[layer], v[layer] as in KVCache, capacity being the whole pool.
-    Each sequence has up to max_context tokens.
+    """A pool with n_pages pages of page_tokens tokens. k[layer] and v[layer] are as in KVCache, with the whole pool as
+    capacity. Each sequence has up to max_context tokens.
 
-    A step reads the page table of its sequence from the step state. Pages are taken as tokens come. A page that several
-    sequences share is copied before one of them appends to it. Which pages are free is looked up each time: nothing can
-    be miscounted, and those of a sequence are free when nothing refers to it any more. Free pages are given out in the
-    order in which they were last used, those that no text is found in first.
+    A step reads the sequence's page table from the step state. Pages are taken as tokens arrive. A page shared by
+    several sequences is copied before a sequence appends to it. Free pages are computed at each lookup instead of
+    counted, so an interrupt cannot leave a wrong count. A sequence's pages become free when nothing refers to the
+    sequence any more. Free pages are reused in order of last use, pages that no text can be found in first.
     """
 
     def __init__(
@@ -68,14 +68,14 @@ class PagedKVCache(KVCache):
         exact_queries: bool = False,
         n_sequences: int = 1,
     ):
-        """n_sequences: that are extended at a time."""
+        """n_sequences: sequences extended at a time."""
         n_pages = pool_pages(max_context, page_tokens, n_pages)
         self.page_tokens = page_tokens
         self.sequences: WeakSet[SequenceState] = WeakSet()
-        self.order = OrderedDict.fromkeys(range(n_pages))  # in which pages are given out: the least recently used first
+        self.order = OrderedDict.fromkeys(range(n_pages))  # reuse order: least recently used first
         self._prefixes = PrefixPages(n_pages)
-        self.has_prefixes = True  # False: what a page holds is not for other texts
-        self._ever_shared: set[int] = set()  # pages that several sequences had since they were given out
+        self.has_prefixes = True  # False: pages are never shared with other texts
+        self._ever_shared: set[int] = set()  # pages that several sequences have held since the last reuse
         self.table_entries = self.pages_for(max_context)
         self._allocate(
             device,
@@ -97,11 +97,11 @@ class PagedKVCache(KVCache):
         self._device = device
 
     def sequence(self) -> SequenceState:
-        """An empty sequence."""
+        """Returns an empty sequence."""
         return SequenceState(self._key)
 
     def forget_all(self) -> None:
-        """Holds no text any more, neither of a sequence nor in pages that one left. Sequences made so far are void."""
+        """Forgets every text, in sequences and in pages left behind. All existing sequences become void."""
         self._key = object()
         self.sequences = WeakSet()
         self.order = OrderedDict.fromkeys(range(len(self.order)))
@@ -111,7 +111,7 @@ class PagedKVCache(KVCache):
             self.states.forget_all()
 
     def fork(self, sequence: SequenceState) -> SequenceState:
-        """A second sequence with the same tokens, in the same pages."""
+        """Returns a second sequence with the same tokens in the same pages."""
         other = self.own(self.sequence())
         self._share(other, self.own(sequence).pages, sequence.token_ids)
         if self.states is not None and not self.states.fork(sequence, other, self._forget):
@@ -119,10 +119,9 @@ class PagedKVCache(KVCache):
         return other
 
     def truncate(self, sequence: SequenceState, position: int) -> None:
-        """Forgets everything from `position` on and gives the pages back that held nothing else.
+        """Forgets everything from `position` on and frees pages that held nothing else.
 
-        Other texts still find what these hold, until they are given out again. With recurrent layers it may forget
-        more: see `kept`.
+        Other texts can still find the freed pages until reuse. With recurrent layers it may forget more: see `kept`.
         """
         position = self._go_back(self.own(sequence), position)
         given_back = sequence.pages[self.pages_for(position) :]
@@ -136,8 +135,8 @@ class PagedKVCache(KVCache):
         del sequence.pages[self.pages_for(len(sequence.token_ids)) :]
 
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
-        """Takes over the most that is held of the prompt's beginning: by a living sequence, or in full pages that one
-        left. Their pages are shared. A prompt's last token is not looked for: its logits are not kept.
+        """Takes over the longest cached beginning of the prompt, from a living sequence or from full pages left behind,
+        by sharing pages. The prompt's last token is never taken, because the logits after it are not stored.
         """
         own = self.own(sequence)
         if self.states is not None:
@@ -150,9 +149,10 @@ class PagedKVCache(KVCache):
             self._share(own, best.pages, best.token_ids[:held])
 
     def share_pages(self, sequence: SequenceState, prompt: Sequence[int], multiple: int = 1) -> None:
-        """Begins an empty sequence with the full pages that others hold or left of the prompt's beginning.
+        """Starts an empty sequence with cached full pages for the beginning of the prompt.
 
-        Unlike share_prefix it leaves no page that must be copied before it is appended to. multiple: of so many tokens.
+        Unlike share_prefix it leaves no page that needs a copy before an append. multiple: the shared length is a
+        multiple of `multiple` tokens.
         """
         self.truncate(sequence, 0)
         self._take_left(sequence, prompt, more_than=0)
@@ -161,7 +161,7 @@ class PagedKVCache(KVCache):
             self.truncate(sequence, sequence.position // step * step)
 
     def free(self) -> list[int]:
-        """Pages that no sequence has, in the order in which they are given out."""
+        """Returns the pages that no sequence holds, in reuse order."""
         used = self._used()
         return [page for page in self.order if page not in used]
 
@@ -170,7 +170,7 @@ class PagedKVCache(KVCache):
         return len(self.order) - len(self._used())
 
     def missing_pages(self, sequence: SequenceState, n_tokens: int) -> int:
-        """Free pages that `prepare` would take for the next n_tokens of the sequence."""
+        """Returns how many free pages `prepare` would take for the sequence's next n_tokens."""
         needed = self.pages_for(sequence.position + n_tokens) - self.pages_for(sequence.position)
         return needed + self._must_copy(sequence)
 
@@ -178,9 +178,9 @@ class PagedKVCache(KVCache):
         return -(-n_tokens // self.page_tokens)
 
     def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
-        """Gives the sequence pages of its own for its next n_tokens, and the device its page table.
+        """Gives the sequence exclusive pages for its next n_tokens, and sends its page table to the device.
 
-        Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few pages left.
+        Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few free pages.
         """
         self.own(sequence)
         first, filled = divmod(sequence.position, self.page_tokens)
@@ -190,7 +190,9 @@ class PagedKVCache(KVCache):
         self._prepare_state(step, sequence, place)
 
     def _goes_on(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> bool:
-        """Whether its last page, which is its own, has room: so it is in most steps of decode, and nothing is to do."""
+        """Returns whether the last page is exclusive and has room. True in most decode steps, when nothing needs to be
+        done.
+        """
         pages = sequence.pages
         return (
             0 < filled <= self.page_tokens - n_tokens
@@ -201,9 +203,9 @@ class PagedKVCache(KVCache):
         )
 
     def _make_room(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> None:
-        """Gives the sequence, whose position is in page `first` behind `filled` tokens, pages of its own."""
+        """Gives the sequence exclusive pages. The sequence ends in page `first` after `filled` tokens."""
         self._keep(sequence)
-        self.truncate(sequence, sequence.position)  # pages too many, which may be shared
+        self.truncate(sequence, sequence.position)  # drop surplus pages, which may be shared
         copies = self._must_copy(sequence)
         if missing := self.missing_pages(sequence, n_tokens):
             if missing > (n_free := self.n_free):
@@ -226,23 +228,25 @@ class PagedKVCache(KVCache):
             sequence.pages += taken
             self._used_last(sequence.pages)
         if filled:
-            self._prefixes.forget(sequence.pages[first])  # of a longer text that was cut
+            self._prefixes.forget(sequence.pages[first])  # the page was found by a longer text, now truncated
 
     # ---- pages that outlive the cache ---------------------------------------------------------------
 
     @property
     def page_nbytes(self) -> int:
-        """Bytes of a page: its keys and values in all layers."""
+        """Returns the bytes per page: keys and values in all layers."""
         return self.page_tokens * sum(shape.n_kv_heads * shape.row_bytes for _, shape in self.shaped_buffers())
 
     def findable(self) -> dict[int, tuple[bytes, bytes]]:
-        """The pages that texts are found in, used last first, each behind the one before it: key and key before."""
+        """Returns the pages that texts can find, most recently used first and each after its predecessor, with key and
+        previous key.
+        """
         for sequence in self.sequences:
             self._keep(sequence)
         return self._prefixes.chains(reversed(self.order))
 
     def read_page(self, page: int) -> np.ndarray:
-        """What a page holds: uint8 [page_nbytes], of each buffer the rows of each head."""
+        """Reads a page: uint8 [page_nbytes], per buffer the rows of each head."""
         data = np.empty(self.page_nbytes, np.uint8)
         parts = [self._device.read_async(buffer, part, at) for buffer, at, part in self._parts(page, data)]
         for wait in parts:
@@ -250,20 +254,20 @@ class PagedKVCache(KVCache):
         return data
 
     def write_page(self, page: int, data: np.ndarray) -> None:
-        """Fills a free page, as `read_page` gives it. It is not found before `add_findable` says so."""
+        """Fills a free page with data from `read_page`. The page becomes findable with `add_findable`."""
         self._prefixes.forget(page)
         self._ever_shared.discard(page)
         for buffer, at, part in self._parts(page, data):
             self._device.write(buffer, part, at)
 
     def add_findable(self, pages: Mapping[int, tuple[bytes, bytes]]) -> None:
-        """Free pages that were filled are found from now on; in the form and order of `findable`."""
+        """Makes filled free pages findable, in the form and order of `findable`."""
         for page, (key, before) in pages.items():
             self._prefixes.put(page, key, before)
         self._used_last(pages)
 
     def _parts(self, page: int, data: np.ndarray) -> Iterator[tuple[Buffer, int, np.ndarray]]:
-        """Where in the buffers a page lies, and what of `data` it is there."""
+        """Yields per buffer and head: buffer, byte offset of the page, and the matching slice of `data`."""
         first = 0
         for buffer, shape in self.shaped_buffers():
             n_bytes = self.page_tokens * shape.row_bytes
@@ -277,7 +281,7 @@ class PagedKVCache(KVCache):
         return sequence
 
     def _share(self, sequence: SequenceState, pages: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Makes `sequence` the text token_ids, which the first of `pages` hold, in the very same pages."""
+        """Sets `sequence` to the text token_ids by sharing the first of `pages`, which hold it."""
         pages = pages[: self.pages_for(len(token_ids))]
         self._ever_shared.update(pages)
         self.truncate(sequence, 0)
@@ -286,7 +290,7 @@ class PagedKVCache(KVCache):
         self._used_last(pages)
 
     def _take_left(self, sequence: SequenceState, prompt: Sequence[int], *, more_than: int) -> bool:
-        """Shares the full pages that are found of the prompt's beginning, if they hold more than so many tokens."""
+        """Shares full pages that hold the beginning of the prompt, if they hold more than `more_than` tokens."""
         if not self.has_prefixes:
             return False
         for other in self.sequences:
@@ -303,7 +307,7 @@ class PagedKVCache(KVCache):
     def _take_state(
         self, sequence: SequenceState, prompt: Sequence[int], found: Sequence[int], *, more_than: int
     ) -> bool:
-        """As `_take_left`, with the pages found: as far as a snapshot of the recurrent layers' state goes."""
+        """Does the work of `_take_left` with pages already found, up to the last snapshot of the recurrent states."""
         assert self.states is not None
         n_tokens = len(found) * self.page_tokens
         n_taken = self.states.found(prompt[:n_tokens])
@@ -317,18 +321,18 @@ class PagedKVCache(KVCache):
         return set().union(*(sequence.pages for sequence in self.sequences))
 
     def _keep(self, sequence: SequenceState) -> None:
-        """Has others find the full pages of what the sequence holds: the steps that write these are enqueued."""
+        """Makes the sequence's full pages findable. The steps that write the pages are already enqueued."""
         ids = sequence.token_ids
         n = _findable(sequence)
         self._prefixes.add(ids if n == len(ids) else ids[:n], sequence.pages, self.page_tokens)
 
     def _used_last(self, pages: Iterable[int]) -> None:
-        """Nothing was used after these: of a text, the beginning, without which the rest is of no use."""
+        """Marks pages as most recently used, a text's first page last, because later pages are useless without it."""
         for page in reversed([*pages]):
             self.order.move_to_end(page)
 
     def _must_copy(self, sequence: SequenceState) -> bool:
-        """Whether the sequence appends to a page that another has, too: then that has it at the same index."""
+        """Returns whether the sequence appends to a page that another sequence also holds, always at the same index."""
         index, filled = divmod(sequence.position, self.page_tokens)
         page = sequence.pages[index : index + 1]
         if not filled or page[0] not in self._ever_shared:
@@ -349,6 +353,6 @@ class PagedKVCache(KVCache):
 
 
 def _findable(sequence: SequenceState) -> int:
-    """Tokens from the beginning on whose full pages other texts may share."""
+    """Returns the prefix length whose full pages other texts may share."""
     n = sequence.position
     return n if sequence.n_findable is None else min(n, sequence.n_findable)

@@ -1,10 +1,10 @@
-"""The prefix cache in a file: full pages of keys and values, and snapshots of recurrent layers, for the next process.
+"""Saves the prefix cache to a file for the next process: full pages of keys and values, and recurrent-state snapshots.
 
-    magic | pages | snapshots | index, JSON | its digest, 32 bytes | its length, 8 bytes, little-endian
+    magic | pages | snapshots | index, JSON | index digest, 32 bytes | index length, 8 bytes, little-endian
 
-The index names what the pages are of (`Origin`), and has of each page its key, the key of the page before and a digest
-of what it holds; of each snapshot key and digest. It has no text: a page is found by a hash of its tokens. Keys and
-values tell much of a text all the same, so the file is made for its owner alone.
+The index names the origin of the pages (`Origin`). It has a key, the previous page's key and a content digest for each
+page, and a key and a digest for each snapshot. It holds no text: pages are found by a hash of tokens. Because keys and
+values still reveal much about a text, only the owner may read the file.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _DIGEST_BYTES = 32
 
 
 class PrefixFileError(LlmclError):
-    """A file that is not taken. may_replace: nothing of use is lost if another one takes its place."""
+    """An unusable file. may_replace: overwriting the file loses nothing useful."""
 
     def __init__(self, message: str, *, may_replace: bool):
         super().__init__(message)
@@ -45,7 +45,9 @@ class PrefixFileError(LlmclError):
 
 @dataclass(frozen=True)
 class Origin:
-    """What pages are of: those of another origin are of no use. The names are what a message calls them."""
+    """Identifies the model and settings that pages belong to. Pages from another origin are rejected. Error messages
+    use the field names.
+    """
 
     version: str
     model: str
@@ -55,7 +57,9 @@ class Origin:
 
     @classmethod
     def of(cls, model: Model, shape: AttentionShape, *, batch_invariant: bool) -> Origin:
-        """Of a model, told by its sizes and by samples of its weights as the device has them, and of a cache."""
+        """Returns the origin of a model and its cache. The model is identified by its sizes and by weight samples read
+        from the device.
+        """
         content = blake2b(repr(model.config).encode(), digest_size=16)
         for sample in model.weights.samples(model.device):
             content.update(sample)
@@ -65,7 +69,7 @@ class Origin:
 
 @dataclass(frozen=True)
 class _Index:
-    """pages: (key, key before, digest) each; snapshots: (key, digest) each; sizes in bytes."""
+    """pages: (key, previous key, digest) each. snapshots: (key, digest) each. Sizes are in bytes."""
 
     origin: dict[str, Any]
     page_nbytes: int
@@ -75,7 +79,7 @@ class _Index:
 
     @property
     def nbytes(self) -> int:
-        """Of what the index is of."""
+        """Returns the bytes of all pages and snapshots."""
         return len(self.pages) * self.page_nbytes + len(self.snapshots) * self.snapshot_nbytes
 
     def write(self, file: BinaryIO) -> None:
@@ -84,7 +88,7 @@ class _Index:
 
     @classmethod
     def read(cls, file: BinaryIO) -> _Index:
-        """Raises ValueError for a damaged one."""
+        """Reads the index. Raises ValueError if it is damaged."""
         end = file.seek(0, os.SEEK_END) - _DIGEST_BYTES - 8
         file.seek(max(len(MAGIC), end))
         digest, size = file.read(_DIGEST_BYTES), int.from_bytes(file.read(8), "little")
@@ -101,8 +105,8 @@ class _Index:
 
 
 def store(cache: PagedKVCache, file: Path, origin: Origin, max_bytes: int) -> int:
-    """Writes what texts are found in to a new file, which then takes the place of `file`: what was used last first, and
-    max_bytes of it at most. Returns the tokens that this holds. Raises OSError.
+    """Writes findable pages and snapshots to a new file, most recently used first and at most max_bytes, and then
+    replaces `file`. Returns the number of tokens saved. Raises OSError.
     """
     states, pages = cache.states, cache.findable()
     snapshot_nbytes = 0 if states is None else states.slot_nbytes
@@ -122,11 +126,11 @@ def store(cache: PagedKVCache, file: Path, origin: Origin, max_bytes: int) -> in
 
 
 def restore(cache: PagedKVCache, file: Path, origin: Origin) -> int:
-    """Fills free pages of the cache with those of a file that `store` wrote, as many as there is room for. Returns the
-    tokens that they hold; 0 where there is no file, or an empty one.
+    """Fills free cache pages from a file written by `store`, up to the cache's capacity. Returns the number of tokens
+    restored: 0 if there is no file or it is empty.
 
-    Raises PrefixFileError for a file of something else, of another origin or damaged, and for one that others own or
-    may write, since its pages would answer for this user's texts: then the cache is as before.
+    Raises PrefixFileError, and leaves the cache unchanged, if the file has another type or origin, is damaged, or can
+    be owned or written by other users. Foreign pages would otherwise answer for this user's texts.
     """
     try:
         with open_plain(file, trusted=True) as content:
@@ -175,7 +179,7 @@ def _check_origin(file: Path, found: Mapping[str, Any], expected: Origin) -> Non
 
 
 def _fill(cache: PagedKVCache, content: BinaryIO, index: _Index) -> int:
-    """Raises ValueError for a damaged file, before any page is found."""
+    """Restores pages and snapshots. Raises ValueError, before any page is findable, if the file is damaged."""
     states = cache.states
     if index.page_nbytes != cache.page_nbytes or index.snapshot_nbytes != (0 if states is None else states.slot_nbytes):
         raise ValueError("its pages are of another size")
@@ -208,7 +212,7 @@ def _written(to: BinaryIO, data: np.ndarray) -> str:
 
 @contextmanager
 def _replacing(file: Path) -> Iterator[BinaryIO]:
-    """A new file beside `file`, for its owner alone, which takes that one's place once it is complete."""
+    """Yields a new file beside `file`, readable by the owner alone, and renames it to `file` when complete."""
     descriptor, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     partial = Path(name)
     try:
@@ -217,7 +221,7 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
             to.flush()
             os.fsync(to.fileno())
         partial.replace(file)
-    except BaseException:  # what is not complete must not fill a full disk
+    except BaseException:  # an incomplete file must not fill the disk
         partial.unlink(missing_ok=True)
         raise
 

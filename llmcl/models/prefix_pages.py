@@ -1,4 +1,4 @@
-"""Which pages of a KV cache hold which beginnings of texts: a full page is found by its tokens and all before them."""
+"""Finds KV cache pages by text. A full page is keyed by its tokens and all tokens before."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from hashlib import blake2b
 
 
 def page_keys(token_ids: Sequence[int], page_tokens: int, first: int = 0, before: bytes = b"") -> Iterator[bytes]:
-    """A key for each full page of a text, from page `first` on: a hash of its tokens and of the key of the page before.
+    """Yields a key for each full page from page `first` on: a hash of the page's tokens and the previous page's key.
 
-    before: the key of page first - 1. Two texts have the same key only where they are the same up to that page's end.
+    before: the key of page first - 1. Two texts share a key only if both are equal up to the end of the page.
     """
     for start in range(first * page_tokens, len(token_ids) - page_tokens + 1, page_tokens):
         tokens = array("i", token_ids[start : start + page_tokens])
@@ -19,22 +19,22 @@ def page_keys(token_ids: Sequence[int], page_tokens: int, first: int = 0, before
 
 
 class PrefixPages:
-    """The keys of n_pages pages, and the page of each key.
+    """Maps n_pages pages to keys and keys to pages.
 
-    A page is believed to hold a text only while both say so: `_key_of[page]` is the one place that counts, and an
-    interrupt between two lines at most leaves a page that is not found any more.
+    A page counts as findable only while both maps agree, and `_key_of[page]` decides. An interrupt between two lines at
+    most leaves a page no longer found.
     """
 
     def __init__(self, n_pages: int):
         self._key_of: list[bytes | None] = [None] * n_pages
-        self._before: list[bytes] = [b""] * n_pages  # of a page that has a key, that of the page before it
+        self._before: list[bytes] = [b""] * n_pages  # per page with a key, the previous page's key
         self._page_of: dict[bytes, int] = {}
 
     def __contains__(self, page: int) -> bool:
         return self._key_of[page] is not None
 
     def add(self, token_ids: Sequence[int], pages: Sequence[int], page_tokens: int) -> None:
-        """The full pages among `pages`, which hold token_ids, are found from now on."""
+        """Makes the full pages among `pages`, which hold token_ids, findable."""
         n_full = min(len(pages), len(token_ids) // page_tokens)
         first = n_full
         while first and self._key_of[pages[first - 1]] is None:
@@ -48,15 +48,15 @@ class PrefixPages:
             before = key
 
     def put(self, page: int, key: bytes, before: bytes) -> None:
-        """The page is found from now on. before: the key of the page before; b"" for the first of a text."""
+        """Makes a page findable. before: the previous page's key, or b"" for a text's first page."""
         self._before[page] = before
         self._key_of[page] = key
         self._page_of[key] = page
 
     def chains(self, pages: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
-        """Of `pages` those that can be found, in their order, each behind the one before it: key and key before."""
+        """Returns the findable pages among `pages`, each after its predecessor, with key and previous key."""
         found: dict[int, tuple[bytes, bytes]] = {}
-        known = {b""}  # as the first page of a text has it for the key before
+        known = {b""}  # the previous key of a text's first page
         for page in pages:
             chain: dict[int, tuple[bytes, bytes]] = {}
             key = self._key_of[page]
@@ -69,7 +69,7 @@ class PrefixPages:
         return found
 
     def find(self, token_ids: Sequence[int], page_tokens: int) -> list[int]:
-        """The pages that hold the text's beginning, as many as there are."""
+        """Returns all pages with the beginning of the text."""
         found: list[int] = []
         for key in page_keys(token_ids, page_tokens):
             page = self._page_with(key)
@@ -83,7 +83,7 @@ class PrefixPages:
         return page if page is not None and self._key_of[page] == key else None
 
     def forget(self, page: int) -> None:
-        """What the page holds is about to change."""
+        """Removes a page whose content is about to change."""
         key, self._key_of[page] = self._key_of[page], None
         if key is not None and self._page_of.get(key) == page:
             del self._page_of[key]

@@ -1,4 +1,4 @@
-"""Launches for steps with chunks of prompts, bound once: what every row needs, and what only the wanted rows need."""
+"""Binds launches for steps with prompt chunks: work for every row, and work only for rows with logits."""
 
 from __future__ import annotations
 
@@ -18,13 +18,11 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class RaggedLaunches:
-    """every: by the rows of a step at most, as far as all rows go. rest: by the wanted rows at most, from there on to
-    their logits.
-    """
+    """Launches for a step in two stages, keyed by row limit."""
 
     step: RaggedStep
-    every: dict[int, list[Launch]]
-    rest: dict[int, list[Launch]]
+    every: dict[int, list[Launch]]  # by row limit, up to the last block that fills the cache
+    rest: dict[int, list[Launch]]  # by limit of wanted rows, from there to the logits
 
     @property
     def max_rows(self) -> int:
@@ -35,7 +33,7 @@ class RaggedLaunches:
         return [launch for bound in (self.every, self.rest) for launches in bound.values() for launch in launches]
 
     def run(self, model: Model, runs: Sequence[Run], wanted: Sequence[int]) -> None:
-        """Enqueues a step of these runs; `act.logits` then has the wanted rows, in their order."""
+        """Enqueues a step for `runs`. Afterwards `act.logits` holds the wanted rows in order."""
         self.step.write(runs, wanted)
         model.run(_for(self.every, self.step.n_rows), self.step.n_rows)
         if wanted:
@@ -43,9 +41,9 @@ class RaggedLaunches:
 
 
 def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activations], BatchOps]) -> RaggedLaunches:
-    """Launches for steps of up to max_rows rows, of which as many are wanted as `act.logits` has rows.
+    """Binds launches for steps with up to max_rows rows. The wanted rows are limited by the rows in `act.logits`.
 
-    batch_ops: of rows of one token each, by their number at most and their activations.
+    batch_ops: makes ops for steps with one row per sequence, from a row limit and activations.
     """
     device, shape = model.device, model.cache.shape
     places = model.act.logits.nbytes // (4 * model.config.vocab_size)
@@ -81,15 +79,15 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
 def decoding_ops(
     model: Model, places: int, batch_ops: Callable[[int, Activations], BatchOps]
 ) -> list[tuple[int, BatchOps]]:
-    """Of the rows that decode, by how many they are at most: few have their keys cut into more parts than many, as in
-    steps of their own.
+    """Returns ops for decoding rows by row limit. A few rows split their keys into more parts than many rows, as in
+    pure decode steps.
     """
     few = few_rows(places)
     return [(rows, batch_ops(rows, model.act)) for rows in sorted({few[0], few[-1]})]
 
 
 def wanted_rows(device: Device, act: Activations, n: int, config: ModelConfig) -> Activations:
-    """The activations with rows of their own for n wanted rows, where the rest of a step begins."""
+    """Returns activations with separate buffers for n wanted rows, for a step's second stage."""
 
     def rows_of(name: str, columns: int) -> Buffer:
         return device.alloc(4 * n * columns, f"{name} of wanted rows")

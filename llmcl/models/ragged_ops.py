@@ -1,4 +1,4 @@
-"""The ops of a layer for a step of runs: rows that decode, then chunks of prompts."""
+"""Layer ops for a step with several runs: rows that decode, then prompt chunks."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ from llmcl.runtime.device import Buffer, Launch
 
 @dataclass(frozen=True)
 class RaggedOps(PrefillOps):
-    """Products of all rows; rows that decode attend as in BatchOps, chunks as in PrefillOps.
+    """Computes products for all rows at once. Decoding rows attend as in BatchOps, chunks as in PrefillOps."""
 
-    decoding: of the rows that decode, with the same activations, by how many they are at most. wanted: where what the
-    rest of the step needs of the wanted rows is left, before the last keys are rotated.
-    """
-
-    decoding: Sequence[tuple[int, LayerOps]] = ()
-    wanted: Activations | None = None
+    decoding: Sequence[tuple[int, LayerOps]] = ()  # by limit of decoding rows, their ops (same activations)
+    wanted: Activations | None = None  # receives the wanted rows before the last keys are rotated
     keeps_last: bool = False
 
     @property
@@ -69,7 +65,7 @@ class RaggedOps(PrefillOps):
         return rows + gather_rows(self.device, self.runs, act.of(name), to.of(name), columns)
 
     def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        alone, act = replace(self.shape, n_kv_heads=0), self.act  # which leaves the cache as it is
+        alone, act = replace(self.shape, n_kv_heads=0), self.act  # without KV heads the cache stays unchanged
         return rope_append(self.device, alone, act.qkv, act.rope_of(rotation), self.step, k, v)
 
     def attention(

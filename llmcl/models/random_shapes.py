@@ -1,4 +1,4 @@
-"""Shapes of models for speed tests without a download, as their published config.json states them."""
+"""Model shapes, from published config.json files, for speed tests without a download."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SIZES = (
 
 
 def _shape(model_type: str, *sizes: float, **others: Any) -> dict[str, Any]:
-    """The config.json of a model with these sizes, in the order of _SIZES."""
+    """Returns the config.json contents for a model with these sizes, in the order of _SIZES."""
     return {"model_type": model_type, "torch_dtype": "bfloat16", **dict(zip(_SIZES, sizes, strict=True)), **others}
 
 
@@ -113,7 +113,7 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
     "mistral-7b": _shape(
         "mistral", 4096, 14336, 32, 32, 8, 32000, 32768, 1e-5, sliding_window=4096, rope_theta=10000.0, eos_token_id=2
     ),
-    # Without the factors of its rotary scaling, whose lists are long.
+    # The long factor lists of the rotary scaling are left out.
     "phi-4-mini": _shape(
         "phi3",
         *(3072, 8192, 32, 24, 8, 200064, 131072, 1e-5),
@@ -152,12 +152,14 @@ RANDOM_SHAPES: dict[str, dict[str, Any]] = {
 
 
 def random_shape_config(shape: str) -> ModelConfig:
-    """The configuration of a name in RANDOM_SHAPES or of a config.json; raises UsageError for anything else."""
+    """Returns the configuration for a name in RANDOM_SHAPES or a path to a config.json. Raises UsageError for anything
+    else.
+    """
     return config_from_hf(random_shape_json(shape))
 
 
 def random_shape_json(shape: str) -> dict[str, Any]:
-    """What `random_shape_config` reads: the object of the shape's config.json."""
+    """Returns the JSON object from the shape's config.json."""
     if not isinstance(shape, (str, PathLike)):
         raise UsageError(f"shape is {shown(shape)}; expected the name of a shape, or the path of a config.json")
     if shape in RANDOM_SHAPES:
@@ -169,7 +171,7 @@ def random_shape_json(shape: str) -> dict[str, Any]:
         return read_json(Path(shape))
     except FileNotFoundError:
         reason = "there is no such file"
-    except OSError as error:  # a name too long, or a folder that may not be read
+    except OSError as error:  # a name too long, or an unreadable folder
         reason = f"it cannot be read: {error.strerror}"
     except (CheckpointError, ValueError) as error:
         reason = one_line(error)

@@ -1,4 +1,4 @@
-"""Recurrent blocks on the device: their projections, and what they compute of a step's rows and of a state."""
+"""Recurrent blocks on the device: projections, and launches that combine a step's rows with a state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from llmcl.runtime.device import Buffer, Launch
 
 
 def kernels_of(config: ModelConfig) -> list[str]:
-    """The files by which `llmcl doctor` knows the kernels that not every model needs and that have no other variant."""
+    """Returns the kernel files that `llmcl doctor` names for blocks that some models have and that exist in one
+    variant.
+    """
     files: dict[type[Block], str] = {ShortConv: "portable/short_conv.cl", DeltaNet: "portable/delta_rule.cl"}
     files[LatentAttention] = "portable/latent_append.cl"
     kinds = {type(block) for layer in config.layers for block in layer}
@@ -36,9 +38,9 @@ class MixerWeights(BlockWeights):
 
 @dataclass(frozen=True)
 class MixerBlock(BoundBlock):
-    """A projection, what mixes its rows with a state, and an output projection of that.
+    """A projection, a mixer that combines the rows with a state, and an output projection.
 
-    states: as the declared block's `states` names them, float32 [slots, ...].
+    states: float32 [slots, ...] by the names in the declared block's `states`.
     """
 
     keeps = True
@@ -52,7 +54,7 @@ class MixerBlock(BoundBlock):
     @property
     @abstractmethod
     def mixer(self) -> RecurrentMixer:
-        """What stands between its projections, for kernels that run all layers."""
+        """Describes the mixer between the projections, for kernels that run whole layers."""
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
         return ops.act.of("mixed"), self.weights.output.k
@@ -66,7 +68,7 @@ class MixerBlock(BoundBlock):
 class ShortConvWeights(MixerWeights):
     """projection [3 hidden, hidden], output [hidden, hidden]."""
 
-    conv: Buffer  # float32 [length, hidden], of the oldest input first
+    conv: Buffer  # float32 [length, hidden], oldest input first
 
 
 @dataclass(frozen=True)
@@ -102,8 +104,8 @@ class ShortConvBlock(MixerBlock):
 class DeltaNetWeights(MixerWeights):
     """projection [channels + n_v d_v + 2 n_v, hidden], output [hidden, n_v d_v]."""
 
-    conv: Buffer  # float32 [length, channels], of the oldest input first
-    scalars: Buffer  # float32 [2, n_v]: A, the bias of the decays
+    conv: Buffer  # float32 [length, channels], oldest input first
+    scalars: Buffer  # float32 [2, n_v]: A, then the decay bias
     gated_norm: Buffer  # float32 [d_v]
 
 

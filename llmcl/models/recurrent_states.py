@@ -1,12 +1,12 @@
-"""States of sequences in the recurrent layers of a model, and snapshots of them to go back to.
+"""States of sequences in a model's recurrent layers, and snapshots to return to.
 
     slots (device, per layer)
     | state of A | state of B | snapshot | snapshot | free |
-                                after 128 tokens of A     a snapshot is found by the tokens that it was taken after
+                                after 128 tokens of A     a snapshot is found by the tokens before it
 
-A state cannot be cut: what a token adds to it cannot be taken away. To forget the end of a text is therefore to go back
-to the last snapshot before it, or to its beginning, and to compute what lies between again. Snapshots are taken at page
-borders, where the pages of keys and values of a paged cache are shared, too.
+A token's contribution to a state cannot be removed. To forget the end of a text, the sequence returns to the last
+snapshot before the cut, or to its beginning, and recomputes the tokens in between. Snapshots are taken at page borders,
+so a paged cache can share the matching pages of keys and values.
 """
 
 from __future__ import annotations
@@ -23,30 +23,31 @@ from llmcl.models.prefix_pages import page_keys
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Buffer, Device
 
-KEPT_STATES = 4  # of conversations in a paged cache, at least
-SNAPSHOTS = 8  # at most, beside the states of the sequences
-BORDER_TOKENS = 64  # between the borders of a cache without pages
+KEPT_STATES = 4  # minimum for conversations in a paged cache
+SNAPSHOTS = 8  # maximum, beside the sequences' states
+BORDER_TOKENS = 64  # tokens between borders in a cache without pages
 
 
 def state_slots(n_sequences: int) -> int:
-    """Slots of a cache for so many sequences at a time: theirs, and snapshots, of which one text needs few."""
+    """Returns the slots for n_sequences concurrent sequences: one state each, plus a few snapshots."""
     return n_sequences + min(SNAPSHOTS, 2 * n_sequences)
 
 
 @dataclass
 class _Held:
-    """The state of a sequence. n_tokens: the first so many of its tokens made it; -1 while nobody knows."""
+    """A sequence's state. n_tokens: number of tokens in the state, or -1 while unknown."""
 
     slot: int
     n_tokens: int = 0
 
 
 class RecurrentStates:
-    """buffers[layer]: float32 [n_slots, ...] of each array of the layer's state, by name.
+    """buffers[layer]: float32 [n_slots, ...] for each array in the layer's state, by name.
 
-    Which slots are in use is looked up each time: nothing can be miscounted, and the slot of a sequence is free when
-    nothing refers to it any more. Without a free one the snapshot goes that was used least recently, then the state of
-    the sequence that was, which begins anew when it goes on.
+    Slots in use are computed at each lookup instead of counted, so an interrupt cannot leave a wrong count. A
+    sequence's slot becomes free when nothing refers to the sequence any more. If no slot is free, the least recently
+    used snapshot is dropped. If there is no snapshot, the least recently used sequence loses its state and starts anew
+    when it continues.
     """
 
     def __init__(self, device: Device, config: ModelConfig, n_slots: int, border_tokens: int):
@@ -54,7 +55,7 @@ class RecurrentStates:
         self.border_tokens = border_tokens
         self._device = device
         self.buffers: list[dict[str, Buffer]] = []
-        self._state_bytes: dict[int, int] = {}  # of a slot in each buffer, by its identity
+        self._state_bytes: dict[int, int] = {}  # bytes per slot for each buffer, keyed by id(buffer)
         for layer in range(config.n_layers):
             self.buffers.append({})
             for name, shape in config.states(layer).items():
@@ -64,9 +65,9 @@ class RecurrentStates:
                 buffer = device.alloc(n_slots * nbytes, f"{name} states of layer {layer}")
                 self.buffers[layer][name] = buffer
                 self._state_bytes[id(buffer)] = nbytes
-        self._held: WeakKeyDictionary[SequenceState, _Held] = WeakKeyDictionary()  # the least recently used first
+        self._held: WeakKeyDictionary[SequenceState, _Held] = WeakKeyDictionary()  # least recently used first
         self._branches: WeakKeyDictionary[SequenceState, int] = WeakKeyDictionary()  # see note_branch
-        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # slot by key of the text; likewise
+        self._snapshots: OrderedDict[bytes, int] = OrderedDict()  # slot by text key, least recently used first
 
     @property
     def nbytes(self) -> int:
@@ -79,29 +80,31 @@ class RecurrentStates:
         self._snapshots.clear()
 
     def begin(self, sequence: SequenceState, forget: Callable[[SequenceState], None]) -> int:
-        """The slot of a sequence that is about to be extended. forget(other): called before other's slot is taken."""
+        """Returns the slot of a sequence that is about to be extended. forget(other): called before another sequence
+        loses its slot.
+        """
         held = self._held.pop(sequence, None)
         if held is None:
             held = _Held(self._free_slot(sequence, forget))
-        self._held[sequence] = held  # used last
+        self._held[sequence] = held  # moved to the end: most recently used
         assert held.n_tokens == sequence.position, "the state is not that of the text; truncate the sequence first"
         return held.slot
 
     def advance(self, sequence: SequenceState, n_tokens: int) -> None:
-        """A step is about to be enqueued that adds the sequence's next n_tokens to its state."""
+        """Adds the sequence's next n_tokens to its state, right before the step is enqueued."""
         self._held[sequence].n_tokens += n_tokens
 
     def kept(self, sequence: SequenceState, position: int) -> int:
-        """How many of the sequence's first `position` tokens `go_back` would keep."""
+        """Returns how many of the sequence's first `position` tokens `go_back` would keep."""
         held = self._held.get(sequence)
         if held is not None and held.n_tokens == position:
             return position
         return self._latest(sequence.token_ids[:position])[0]
 
     def go_back(self, sequence: SequenceState, position: int, forget: Callable[[SequenceState], None]) -> int:
-        """Makes the state that after the first tokens of the sequence, of `position` as many as a state is at hand of.
+        """Restores the latest available state within the sequence's first `position` tokens.
 
-        Returns how many these are. A sequence of no tokens has no slot.
+        Returns the number of tokens in the state. A sequence without tokens has no slot.
         """
         kept = self.kept(sequence, position)
         held = self._held.get(sequence)
@@ -114,7 +117,7 @@ class RecurrentStates:
         return kept
 
     def restore(self, sequence: SequenceState, text: Sequence[int], forget: Callable[[SequenceState], None]) -> None:
-        """Makes the state of a sequence that of `text`, of which there is a snapshot."""
+        """Copies the snapshot of `text` into the sequence's state."""
         n_tokens, key = self._latest(text)
         assert key is not None and n_tokens == len(text)
         self._snapshots.move_to_end(key)
@@ -126,32 +129,34 @@ class RecurrentStates:
         held.n_tokens = n_tokens
 
     def fork(self, sequence: SequenceState, other: SequenceState, forget: Callable[[SequenceState], None]) -> bool:
-        """Gives `other`, which has the same tokens, a copy of the state; False: the sequence's is of other tokens."""
+        """Gives `other`, which has the same tokens, a copy of the state. Returns False if the sequence's state has
+        other tokens.
+        """
         held = self._held.get(sequence)
         if held is None or held.n_tokens != len(other.token_ids):
             return False
-        self._held[sequence] = self._held.pop(sequence)  # used last
+        self._held[sequence] = self._held.pop(sequence)  # moved to the end: most recently used
         copy = self._held[other] = _Held(self._free_slot(other, forget), -1)
         self._copy(held.slot, copy.slot)
         copy.n_tokens = held.n_tokens
         return True
 
     def found(self, text: Sequence[int]) -> int:
-        """The tokens of the longest beginning of a text that a snapshot is of; 0: of none."""
+        """Returns the token count of the longest prefix with a snapshot, or 0."""
         return self._latest(text)[0]
 
     def note_branch(self, sequence: SequenceState, n_tokens: int) -> None:
-        """After so many tokens, at a border, other texts were found to go on as the sequence does not: a snapshot there
-        will serve the next one that begins as all of them.
+        """Notes that other texts diverge from the sequence after n_tokens, a border. A snapshot there helps the next
+        text with the same prefix.
         """
         self._branches[sequence] = n_tokens
 
     def borders(self, sequence: SequenceState, n_tokens: int, *, is_last: bool) -> list[int]:
-        """Where snapshots are to be taken while a sequence's next n_tokens are added: how many of these come before
-        each, 0 for a snapshot before them.
+        """Returns snapshot positions for a sequence's next n_tokens: the number of new tokens before each snapshot (0:
+        before all).
 
-        is_last: the text ends with them. The next one may leave its last tokens out, and what follows. A sequence that
-        is to have the same bits whatever the others are (n_findable) has none.
+        is_last: the text ends with the n_tokens. The next text may drop the last tokens and continue differently. A
+        sequence that must have the same bits regardless of other sequences (n_findable) takes no snapshots.
         """
         start, size = sequence.position, self.border_tokens
         cuts = {self._branches.get(sequence, 0)} | ({(start + n_tokens - 1) // size * size} if is_last else set())
@@ -159,7 +164,7 @@ class RecurrentStates:
         return sorted(cut - start for cut in cuts if max(1, start) <= cut < end)
 
     def snapshot(self, sequence: SequenceState) -> None:
-        """Keeps the state of a sequence, which ends at a border, if a slot is free or has an older snapshot."""
+        """Saves a sequence's state, which ends at a border, if a slot is free or holds an older snapshot."""
         held = self._held[sequence]
         assert held.n_tokens == sequence.position
         if (slot := self.begin_snapshot(sequence.token_ids)) is not None:
@@ -167,9 +172,9 @@ class RecurrentStates:
             self.end_snapshot(sequence.token_ids, slot)
 
     def begin_snapshot(self, text: Sequence[int]) -> int | None:
-        """The slot in which the state after a text, which ends at a border, is to be left; then `end_snapshot`.
+        """Returns the slot for a snapshot after `text`, which ends at a border. Call `end_snapshot` afterwards.
 
-        None: it is there already, or every slot has the state of a sequence.
+        None: the snapshot exists already, or sequences' states fill every slot.
         """
         key = self._key(text)
         if key in self._snapshots:
@@ -181,7 +186,7 @@ class RecurrentStates:
         return slot
 
     def end_snapshot(self, text: Sequence[int], slot: int) -> None:
-        """What leaves the state after the text in the slot is enqueued."""
+        """Registers the snapshot once the launches that write the slot are enqueued."""
         self._snapshots[self._key(text)] = slot
 
     def _key(self, text: Sequence[int]) -> bytes:
@@ -191,15 +196,15 @@ class RecurrentStates:
 
     @property
     def slot_nbytes(self) -> int:
-        """Bytes of a state, in all layers."""
+        """Returns the bytes per state, over all layers."""
         return sum(self._state_bytes.values())
 
     def findable(self) -> dict[bytes, int]:
-        """The slots of snapshots by the keys of their texts, used last first."""
+        """Returns snapshot slots by text key, most recently used first."""
         return dict(reversed(self._snapshots.items()))
 
     def read_slot(self, slot: int) -> np.ndarray:
-        """What a slot holds: uint8 [slot_nbytes], layer by layer."""
+        """Reads a slot: uint8 [slot_nbytes], layer by layer."""
         parts = []
         for buffer in self._buffers():
             size = self._state_bytes[id(buffer)]
@@ -207,7 +212,7 @@ class RecurrentStates:
         return np.concatenate(parts)
 
     def add_snapshot(self, key: bytes, data: np.ndarray) -> None:
-        """A snapshot, as `read_slot` gave it, of the text with this key; a free slot takes it, or none."""
+        """Stores a snapshot from `read_slot` under the text's key, if a slot is free."""
         slot = self._unused()
         if slot is None or key in self._snapshots:
             return
@@ -219,7 +224,7 @@ class RecurrentStates:
         self._snapshots[key] = slot
 
     def _latest(self, text: Sequence[int]) -> tuple[int, bytes | None]:
-        """The tokens of the longest beginning of a text that a snapshot is of, and its key; (0, None): of none."""
+        """Returns the token count and key of the longest prefix with a snapshot, or (0, None)."""
         found: tuple[int, bytes | None] = (0, None)
         if self._snapshots:
             for i, key in enumerate(page_keys(text, self.border_tokens), 1):
@@ -230,7 +235,7 @@ class RecurrentStates:
     def _free_slot(
         self, sequence: SequenceState, forget: Callable[[SequenceState], None], keep: bytes | None = None
     ) -> int:
-        """A slot for the sequence, which has none. keep: the key of a snapshot that stays."""
+        """Returns a slot for a sequence that has none. keep: key of a snapshot to preserve."""
         if (unused := self._unused()) is not None:
             return unused
         oldest = next((key for key in self._snapshots if key != keep), None)
@@ -246,7 +251,7 @@ class RecurrentStates:
         return next((slot for slot in range(self.n_slots) if slot not in used), None)
 
     def _copy(self, source: int, target: int) -> None:
-        """Between slots, in all layers."""
+        """Copies one slot to another in all layers."""
         for buffer in self._buffers():
             size = self._state_bytes[id(buffer)]
             self._device.copy_rows(buffer, source * size, target * size, row_bytes=size, n_rows=1, pitch_bytes=size)

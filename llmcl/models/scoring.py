@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens: of each, after those before it."""
+"""Computes log-probabilities for a prompt's tokens, each given the tokens before."""
 
 from __future__ import annotations
 
@@ -17,11 +17,10 @@ from llmcl.runtime.staging import send
 
 
 class Scoring:
-    """Reads prompts and scores them, `Model.logit_rows` rows at a time, with the kernels for log-probabilities of
-    answers: what follows a token in the prompt stands where the token chosen after it would. The logits stay on the
-    device.
+    """Reads prompts and scores the tokens, `Model.logit_rows` rows at a time. The kernels are the same as for answers:
+    the prompt's next token stands in for the sampled token. The logits stay on the device.
 
-    Raises OutOfDeviceMemoryError where there is no room for them.
+    Raises OutOfDeviceMemoryError if the buffers do not fit.
     """
 
     def __init__(self, model: Model):
@@ -37,10 +36,10 @@ class Scoring:
     def score(
         self, sequence: SequenceState, token_ids: Sequence[int], following: Sequence[int], top: int
     ) -> Callable[[], list[LogProb]]:
-        """Appends token_ids to the sequence. The function returned waits for the log-probability of the token that
-        follows each of them (`following`, as many), with `top` alternatives.
+        """Appends token_ids to the sequence. For each token, `following` names the next token. The returned function
+        waits for the log-probabilities of `following`, with `top` alternatives.
 
-        Raises as `Model.logit_chunks`.
+        Raises the errors of `Model.logit_chunks`.
         """
         for row in range(self._model.logit_rows):
             self._logprobs.configure(top, row)
@@ -52,9 +51,9 @@ class Scoring:
         return lambda: [found for wait in waits for found in wait() if found is not None]
 
     def _read(self, following: Sequence[int]) -> Callable[[], list[LogProb | None]]:
-        """Enqueues the reading of what the rows of logits say of these tokens."""
+        """Enqueues the read of these tokens' log-probabilities from the logits."""
         rows, device = [*range(len(following))], self._model.device
-        if len(self._unread) == LINES:  # the line of the first of them is written into again
+        if len(self._unread) == LINES:  # read the oldest result before its line is overwritten
             self._unread.popleft()()
         self._n_steps += 1
         at = self._n_steps % RING * self._model.logit_rows

@@ -1,4 +1,4 @@
-"""Sequence and step: a text that is being written, and what one pass through the model computes of it."""
+"""Sequence and step: a text in progress, and one pass through the model for the next tokens."""
 
 from __future__ import annotations
 
@@ -10,42 +10,36 @@ from llmcl.ops.sample import SamplingParams
 
 @dataclass(eq=False)
 class SequenceState:
-    """A text, apart from the model that extends it. A KV cache makes it (`KVCache.sequence`).
+    """A text, independent from the model. The KV cache creates sequences (`KVCache.sequence`).
 
-    cache_key: by which that cache knows it. token_ids: the tokens whose keys and values the cache holds. A sampled
-    token is held from the step on that takes it as input. pages: the page table; key i lies in page
-    `pages[i // page_tokens]`. A contiguous cache needs none. An interrupt may leave more pages than the tokens need,
-    never fewer. n_findable: tokens from the beginning on whose full pages other texts may share; None: all. sampling:
-    how the next tokens are chosen, seed included. n_sampled: tokens chosen so far with it.
+    A sampled token enters `token_ids` with the step that reads it as input. Key i lies in page
+    `pages[i // page_tokens]`. An interrupt may leave more pages than the tokens need, never fewer.
     """
 
-    cache_key: object
-    token_ids: list[int] = field(default_factory=list)
-    pages: list[int] = field(default_factory=list)
-    n_findable: int | None = None
-    sampling: SamplingParams = field(default_factory=SamplingParams)
-    n_sampled: int = 0
+    cache_key: object  # identifies the sequence to its cache
+    token_ids: list[int] = field(default_factory=list)  # tokens whose keys and values are in the cache
+    pages: list[int] = field(default_factory=list)  # page table; empty for a contiguous cache
+    n_findable: int | None = None  # prefix length whose full pages may be shared; None: everything
+    sampling: SamplingParams = field(default_factory=SamplingParams)  # parameters for the next tokens, seed included
+    n_sampled: int = 0  # tokens chosen so far with `sampling`
 
     @property
     def position(self) -> int:
-        """The position of the next token."""
+        """Returns the position of the next token."""
         return len(self.token_ids)
 
     def answer(self, last: Sequence[int] = ()) -> list[int]:
-        """The tokens chosen so far. last: the one that the cache does not hold yet."""
+        """Returns the tokens chosen so far. last: the newest token, not yet in the cache."""
         return [*self.token_ids, *last][-self.n_sampled :] if self.n_sampled else []
 
 
 @dataclass(frozen=True)
 class Step:
-    """One pass through the model: the tokens that follow those of `sequence` in the cache.
-
-    token_ids: None for the token that was sampled last, which only the device may know yet. position: of the first.
-    """
+    """One pass through the model: reads the next tokens after the cached tokens."""
 
     sequence: SequenceState
-    token_ids: Sequence[int] | None
-    position: int
+    token_ids: Sequence[int] | None  # None: the last sampled token, which only the device may know yet
+    position: int  # of the first token
 
     @property
     def n_tokens(self) -> int:

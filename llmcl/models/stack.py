@@ -1,4 +1,4 @@
-"""The forward pass as launches: embedding, the blocks of each layer, output head."""
+"""Builds the forward pass as launches: embedding, blocks of each layer, output head."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NO_ATTENTION = "no layer beside it has attention"
 
 
 def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
-    """The forward pass, top to bottom: from the step's token ids to `x` after the last layer."""
+    """Yields the forward pass from the step's token ids to `x` after the last layer."""
     yield from _embed(weights, ops)
     for block, of_block in in_turn(weights, layers, ops):
         yield from block.keep(of_block)
@@ -30,15 +30,15 @@ def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Laun
 
 
 def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tuple[list[Launch], list[Launch]]:
-    """stack() for many tokens in two: what every token needs, and what only a token whose logits are wanted needs.
+    """Splits stack() for many tokens into launches for every token and launches for tokens that need logits.
 
-    The second begins where the last block has left in the cache what it keeps.
+    The second list begins once the last cached block has written to the cache.
     """
     return list(until_kept(weights, layers, ops)), list(after_kept(weights, layers, ops))
 
 
 def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterator[Launch]:
-    """stack() as far as every token needs it."""
+    """Yields the first list of `prefill_stack`: the launches that every token needs."""
     last = _keeper(layers)
     yield from _embed(weights, ops)
     for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
@@ -48,7 +48,7 @@ def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterat
 
 
 def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
-    """What comes then."""
+    """Yields the second list of `prefill_stack`: the launches after the last cached block's `keep`."""
     for block, of_block in in_turn(weights, layers, ops)[_keeper(layers) :]:
         yield from block.add(of_block)
 
@@ -60,12 +60,12 @@ def _embed(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
 
 
 def _keeper(layers: Layers) -> int:
-    """The number of the last block that leaves something in the cache."""
+    """Returns the index of the last block that writes to the cache."""
     return max(i for i, block in enumerate(block for layer in layers for block in layer) if block.keeps)
 
 
 def last_token_launches(layers: Layers, ops: PrefillOps) -> list[Launch]:
-    """What stands between the two lists of prefill_stack where the logits of the last token alone are wanted."""
+    """Returns the launches between the two lists of prefill_stack when only the last token needs logits."""
     return ops.last_token(*_last_that_keeps(layers).kept(ops))
 
 
@@ -74,7 +74,7 @@ def _last_that_keeps(layers: Layers) -> BoundBlock:
 
 
 def in_turn(weights: ModelWeights, layers: Layers, ops: LayerOps) -> list[tuple[BoundBlock, LayerOps]]:
-    """Each block with ops that know the norm and the product which follow it."""
+    """Pairs each block with ops that know the next norm and product."""
     blocks = [block for layer in layers for block in layer]
     following = [(block.weights.norm, block.first_product) for block in blocks[1:]]
     following.append((weights.final_norm, weights.head))
@@ -84,9 +84,9 @@ def in_turn(weights: ModelWeights, layers: Layers, ops: LayerOps) -> list[tuple[
 def decode_stack(
     weights: ModelWeights, layers: Layers, ops: DecodeOps, *, persistent: bool
 ) -> tuple[list[Launch], Mapping[str, Buffer]]:
-    """stack() for one token, as many of its layers as can be in persistent kernels.
+    """Builds stack() for one token, with as many layers as possible in persistent kernels.
 
-    And the activations, by name, in whose place such launches have others.
+    Also returns the activations, by name, that persistent launches replace with other buffers.
     """
     if not persistent:
         return list(stack(weights, layers, ops)), {}
@@ -103,15 +103,15 @@ def decode_stack(
 
 
 def head(weights: ModelWeights, ops: LayerOps, logits: Buffer) -> list[Launch]:
-    """From `x` after the last layer to logits."""
+    """Builds the launches from `x` after the last layer to logits."""
     product = ops.norm_linear(weights.final_norm, weights.head, logits)
     return [*product, *soft_cap(ops.device, logits, ops.config.vocab_size, ops.config.logit_soft_cap)]
 
 
 @dataclass(frozen=True)
 class LayerRun:
-    """Neighbouring layers of a decode step, from `first` on. kernel: what runs them as one launch, `whole`; None: they
-    are separate launches, because of `why`.
+    """Consecutive layers in a decode step, from `first` on. kernel: runs all layers as one launch, `whole`. None: the
+    layers run as separate launches because of `why`.
     """
 
     first: int
@@ -126,7 +126,7 @@ class LayerRun:
 
 
 def layer_runs(layers: Layers, ops: DecodeOps) -> list[LayerRun]:
-    """The layers of a decode step in as few runs as there can be."""
+    """Groups a decode step's layers into as few runs as possible."""
     kernel = next((row for row in table.implementations(PersistentLayers) if row.supports_device(ops.device)), None)
     if kernel is None:
         return [LayerRun(0, layers)]
@@ -142,7 +142,7 @@ def layer_runs(layers: Layers, ops: DecodeOps) -> list[LayerRun]:
 
 
 def _first_run(kernel: PersistentLayers, layers: Layers, first: int, ops: DecodeOps) -> LayerRun:
-    """All layers from `first` on if they can be one launch, otherwise as many as can be, or one that cannot."""
+    """Returns the longest run from `first` on that fits into one launch, or one layer that cannot be fused."""
 
     def launch_of(count: int) -> DecodeLayers | str:
         whole = decode_layers(layers[first : first + count], ops)
@@ -162,7 +162,7 @@ def _first_run(kernel: PersistentLayers, layers: Layers, first: int, ops: Decode
 
 
 def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
-    """Layers of a decode step, for kernels that run all of them; or why there is none for them."""
+    """Describes a decode step's layers for kernels that run all layers, or says why no kernel can."""
     found = []
     for blocks in layers:
         why = next(filter(None, (block.why_separate for block in blocks)), None)
@@ -223,9 +223,9 @@ def _decode_layer(block: AttentionBlock | MixerBlock, mlp: MlpBlock | ExpertsBlo
 
 
 def why_separate(layers: Layers, ops: DecodeOps) -> str | None:
-    """Which layers of a decode step are separate launches on a device that has a kernel for all of them, and why.
+    """Says which decode layers run as separate launches on a device with a kernel for all layers, and why.
 
-    None: there are none, or the device has no such kernel.
+    None: no layer does, or the device has no such kernel.
     """
     runs: dict[str, list[LayerRun]] = {}
     for run in layer_runs(layers, ops):

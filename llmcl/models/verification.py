@@ -1,4 +1,4 @@
-"""Verification of drafted tokens: a step whose rows are the token sampled last and guesses of those that follow it."""
+"""Verifies draft tokens: a step whose rows are the last sampled token and guesses at the tokens after it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_ROWS = FEW_ROWS[1]
 
 @dataclass(frozen=True)
 class StepCount:
-    """steps of the model, the rows of them all, and the tokens that were sampled in them and count."""
+    """Counts verification steps, their rows, and the sampled tokens that were used."""
 
     steps: int = 0
     rows: int = 0
@@ -37,13 +37,13 @@ class StepCount:
 
 
 class Verification:
-    """Steps that verify drafted tokens of one text (models/draft_rows.py), bound once for a model.
+    """Steps that verify draft tokens for one sequence (models/draft_rows.py), bound once for a model.
 
-    max_draft: tokens of a draft at most.
+    max_draft: maximum draft length in tokens.
     """
 
     def __init__(self, model: Model, progress: Progress | None = None):
-        assert model.cache.states is None  # nothing takes back what a rejected row adds to a state
+        assert model.cache.states is None  # a rejected row's change to a recurrent state cannot be undone
         device, vocab = model.device, model.config.vocab_size
         max_rows = min(MAX_ROWS, model.chunk)
         self.model = model
@@ -65,14 +65,14 @@ class Verification:
             shape_of_drafts(model),
             model.splits,
             model.rotations,
-            self._rows.sampler.last_seen,  # of no use: rejected rows have no place in those of the text
+            self._rows.sampler.last_seen,  # unused: rejected rows must not mark a token as seen
             max_rows,
         )
         launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._rows.logits)]
         return BoundLaunches(model.device, ListedStep(launches, model.step, model.cache.max_context, max_rows))
 
     def configure(self, params: SamplingParams) -> None:
-        """The rows are sampled as params say: those with which the model's own sampler was configured."""
+        """Sets the sampling parameters of the rows. They equal the parameters of the model's own sampler."""
         self._params = params
         self._rows.allow([None] * (1 + self.max_draft))
 
@@ -82,21 +82,21 @@ class Verification:
         draft: Sequence[int],
         masks: Callable[[], Sequence[np.ndarray]] | None = None,
     ) -> Callable[[], list[int]]:
-        """A step of the token that was sampled last, which the device has, and of 1 to max_draft drafted tokens.
+        """Runs a step for the last sampled token, which the device holds, and 1 to max_draft draft tokens.
 
-        The function returned waits for the tokens sampled, as of `DraftRows.sample`. The caller adds those that the
-        cache now holds to the sequence: the token sampled last and the accepted ones.
+        The returned function waits for the sampled tokens (see `DraftRows.sample`). The caller appends the tokens now
+        in the cache to the sequence: the last sampled token and the accepted draft tokens.
 
-        masks: called while the device computes the rows; which tokens each may sample, as of `LogitBias.allow`.
+        masks: called while the device computes the rows; returns the allowed tokens per row (see `LogitBias.allow`).
 
-        Raises OutOfDeviceMemoryError where the cache has too few pages: then no row was computed.
+        Raises OutOfDeviceMemoryError, before any row is computed, if the cache has too few pages.
         """
         model, n = self.model, 1 + len(draft)
         model.cache.prepare(model.step, sequence, n)
         model.step_position = sequence.position
         words = np.zeros(MAX_ROWS, np.int32)
         words[:n] = [len(draft), *draft]
-        model.device.fill(self._draft, words)  # a write would wait for the step that is under way
+        model.device.fill(self._draft, words)  # a write would wait for the running step
         model.device.traffic.host_to_device_bytes += words.nbytes
         model.run(self._rows.begin, n)
         model.run(next(forward.launches for rows, forward in self._forward.items() if n <= rows), n)
@@ -115,21 +115,21 @@ class Verification:
         return sampled
 
     def logits(self, row: int) -> np.ndarray:
-        """Of a row of the last step: float32 [vocab]."""
+        """Reads the logits of a row in the last step: float32 [vocab]."""
         return self._rows.row_logits(row)
 
 
 def shape_of_drafts(model: Model) -> AttentionShape:
-    """How rows that verify drafts attend."""
+    """Returns the attention shape for rows that verify drafts."""
     shape = model.cache.shape
-    # As in decode. And a copy of the cache in another dtype, which prefill may make, would cost too much here.
+    # Queries stay exact as in decode. Prefill's converted copy of the cache would also cost too much here.
     return shape if shape.kv_dtype in QUANTIZED else replace(shape, exact_queries=True)
 
 
 def prepare(
     device: Device, forward: Collection[BoundLaunches], others: Sequence[Launch], progress: Progress | None
 ) -> None:
-    """Compiles what a verification has bound, and makes the kernels' objects."""
+    """Compiles all launches of a verification and creates their kernel objects."""
     separate = [launch for bound in forward for launch in bound.separate]
     for launch in (*separate, *others):
         launch.share_seldom_used()

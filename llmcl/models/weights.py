@@ -1,4 +1,4 @@
-"""From a checkpoint's tensors to the weights on the device: what is fused, loaded, checked and forecast."""
+"""Loads checkpoint tensors into weights on the device: fusion, upload, checks and memory forecast."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from llmcl.runtime.device import Buffer, Device
 
 _log = logging.getLogger(__name__)
 
-_SAMPLES, _SAMPLE_BYTES = 4, 256  # of each array, to tell one model from another
+_SAMPLES, _SAMPLE_BYTES = 4, 256  # per array, to identify a model
 
 
 @dataclass(frozen=True)
@@ -41,25 +41,27 @@ class LayerInputWeights:
 @dataclass(frozen=True)
 class ModelWeights:
     embedding: Weight  # [vocab, hidden]
-    layers: list[list[BlockWeights]]  # of each block of each layer
+    layers: list[list[BlockWeights]]  # per layer, per block
     final_norm: Buffer  # float32 [hidden]
-    head: Weight  # [vocab, hidden]; the embedding itself where they are tied
+    head: Weight  # [vocab, hidden]; the embedding itself if tied
     layer_inputs: LayerInputWeights | None = None
 
     @property
     def matrices(self) -> list[Weight]:
-        """The weights of all products."""
+        """Returns the weights of all products."""
         inputs = [] if self.layer_inputs is None else [self.layer_inputs.projection]
         return [self.head, *inputs, *(matrix for layer in self.layers for block in layer for matrix in block.matrices)]
 
     def decode_bytes(self) -> int:
-        """Bytes that one decode step reads: all but an embedding that is only looked up, and but the experts that it
-        does not choose.
+        """Returns the bytes that a decode step reads: everything except an embedding used only for lookup and the
+        experts that are not chosen.
         """
         return sum(weight.token_bytes for weight in self.matrices)
 
     def samples(self, device: Device) -> Iterator[bytes]:
-        """Some bytes of each array on the device: other weights, or the same in another type, have others."""
+        """Yields a few bytes from each array on the device. Different weights or storage types give different
+        samples.
+        """
         weights = [self.embedding, *self.matrices, *([self.layer_inputs.embedding] if self.layer_inputs else [])]
         buffers = [self.final_norm, *(part.buffer for weight in weights for part in weight.parts)]
         for buffer in buffers:
@@ -70,10 +72,10 @@ class ModelWeights:
 
 @dataclass(frozen=True)
 class WeightTypes:
-    """In which storage type each matrix is held on the device.
+    """Storage type of each matrix on the device.
 
-    dtype: one type for all, or "native": quantised and other tensors as `formats` (format by tensor name) says they are
-    stored. exact_activations: see `ops.weight.Weight`.
+    dtype: one type for all, or "native": quantised and other tensors keep their stored type from `formats` (format by
+    tensor name). exact_activations: see `ops.weight.Weight`.
     """
 
     dtype: str
@@ -81,7 +83,7 @@ class WeightTypes:
     exact_activations: bool = False
 
     def runs(self, plan: MatrixPlan) -> list[tuple[int, str]]:
-        """The rows of a matrix that share a type: [(rows, dtype)]."""
+        """Returns a matrix's rows grouped by type: [(rows, dtype)]."""
         if self.dtype != "native":
             return [(plan.rows, self.dtype)]
         dtypes = [NATIVE[self.formats[tensor]] for tensor in plan.tensors]
@@ -96,7 +98,7 @@ class WeightTypes:
         return sum(weight_bytes(rows, plan.k, dtype) for rows, dtype in self.runs(plan))
 
     def name(self, config: ModelConfig) -> str:
-        """The type that holds most of the weights."""
+        """Returns the type that holds most of the weights."""
         n_bytes: Counter[str] = Counter()
         for plan in all_plans(config):
             for rows, dtype in self.runs(plan):
@@ -112,7 +114,7 @@ def all_plans(config: ModelConfig) -> list[MatrixPlan]:
 
 
 def weights_bytes(config: ModelConfig, types: WeightTypes) -> int:
-    """Device memory that the matrices take."""
+    """Returns the device memory for all matrices, in bytes."""
     return sum(types.n_bytes(plan) for plan in all_plans(config))
 
 
@@ -121,7 +123,9 @@ def build_weights(
     matrix: Callable[[MatrixPlan], Weight],
     vector: Callable[..., Buffer],
 ) -> ModelWeights:
-    """Assembles the model's weights from two makers: of matrices, and of norms and biases (by tensor names)."""
+    """Assembles the model's weights with two functions: one makes matrices, one makes norms and biases (by tensor
+    names).
+    """
     top = {name: matrix(plan) for name, plan in config.top_matrices().items()}
     layers: list[list[BlockWeights]] = []
     for i, blocks in enumerate(config.layers):
@@ -154,9 +158,9 @@ def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
 
 @dataclass(frozen=True)
 class _TensorRows:
-    """Rows of a tensor of a checkpoint as `load_rows` wants them; quantised anew if `format` is not the stored one.
+    """Rows of a checkpoint tensor for `load_rows`, requantised if `format` differs from the stored format.
 
-    n_rows of them from row `first` on; or, of those that `runs` are, the first n_rows.
+    Without `runs`: n_rows rows from row `first` on. With `runs`: the first n_rows rows in the runs.
     """
 
     checkpoint: Checkpoint
@@ -190,9 +194,10 @@ class _TensorRows:
 
 
 def stored_formats(checkpoint: Checkpoint, quantize: str | None = None) -> dict[str, str]:
-    """Format of each tensor by name, as stored or, with `quantize` (see `quantize.QUANTIZE_FORMATS`), quantised anew.
+    """Returns each tensor's format by name: as stored, or requantised with `quantize` (see
+    `quantize.QUANTIZE_FORMATS`).
 
-    Raises UsageError, with the tensor's name, for rows that the format cannot hold.
+    Raises UsageError, with the tensor name, for rows that the format cannot hold.
     """
     return {
         name: (target_format(name, info.shape, quantize) if quantize else None) or info.format
@@ -208,7 +213,7 @@ def load_weights(
 ) -> ModelWeights:
     """Reads, converts and uploads every tensor, one at a time.
 
-    Raises CheckpointError, naming the tensors, if a weight or a scale is not finite (or not in the type it is held in).
+    Raises CheckpointError, with the tensor names, if a weight or a scale is not finite in its storage type.
     """
     config = checkpoint.config
     names = list(checkpoint.tensors)
@@ -279,10 +284,10 @@ def load_weights(
 
 
 def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.ndarray:
-    """The numbers of a norm, a bias or a convolution as the device has them, float32 [n].
+    """Converts a norm, a bias or a convolution to its device layout, float32 [n].
 
-    The last norm contains the factor of the logits. Norms of heads have the order of the rows of queries and keys. A
-    convolution [channels, length] is turned, so that neighbouring channels lie next to each other.
+    The final norm includes the logit scale. Head norms follow the row order of queries and keys. A convolution
+    [channels, length] is transposed, so neighbouring channels are adjacent.
     """
     if is_convolution(name):
         return values.T.ravel()
@@ -300,14 +305,14 @@ def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.nda
 
 
 def _spread(values: np.ndarray, rotary_dim: int) -> np.ndarray:
-    """The numbers of a head's dimensions, of which the first rotary_dim rotate, in the order of tile_row.cl."""
+    """Reorders a head's dimensions, the first rotary_dim rotated, into the order of tile_row.cl."""
     first, second, rest = np.split(values, [rotary_dim // 2, rotary_dim])
     halves = np.split(rest, 2)
     return np.concatenate([first, halves[0], second, halves[1]])
 
 
 def _is_zero(checkpoint: Checkpoint, name: str, config: ModelConfig) -> bool:
-    """Whether a tensor, or the norm that it stands for, is 0 everywhere; quick where its first rows are not."""
+    """Returns whether a tensor, or the norm that it encodes, is 0 everywhere. Fast if the first rows are not zero."""
     info = checkpoint.tensors[name]
     if len(info.shape) == 1:
         return not (checkpoint.array(name) + config.norm_offset).any()
@@ -325,11 +330,11 @@ def _not_finite(names: list[str], dtype: str) -> str:
 
 
 def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = False) -> WeightTypes:
-    """Types of random weights: all of `dtype`; beside a quantised one the embedding and the head have 8 bits, a router
-    float32. Beside experts in mxfp4 everything else is bfloat16, as gpt-oss has it. A name of MIXES: as such files have
-    them.
+    """Returns types for random weights: `dtype` for every matrix. With a quantised dtype the embedding and the head
+    have 8 bits and a router float32. With mxfp4 experts everything else is bfloat16, as in gpt-oss. A name in MIXES
+    follows the files of that mix.
 
-    Raises UsageError for a dtype that there is not, or whose blocks the model's rows are no multiple of.
+    Raises UsageError for an unknown dtype, or if the model's row length is not a multiple of the dtype's block size.
     """
     if not isinstance(dtype, str) or (dtype not in QUANTIZED and dtype not in MIXES):
         return WeightTypes(check_dtype(dtype, "dtype", *QUANTIZED, *MIXES))
@@ -356,7 +361,7 @@ def random_types(config: ModelConfig, dtype: str, *, exact_activations: bool = F
 
 
 def _usual(name: str) -> float:
-    """What every number of a random model's norm, bias, convolution or decay is on the device."""
+    """Returns the constant for a random model's norm, bias, convolution or decay."""
     if name.endswith(("bias", ".sinks")):
         return 0.0
     return -1.0 if name.endswith((".A", ".A_log")) else 1.0
@@ -365,7 +370,7 @@ def _usual(name: str) -> float:
 def random_weights(
     device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0, progress: Progress | None = None
 ) -> ModelWeights:
-    """Weights of the real shapes with random values, made on the device; norms are ones, biases zeros."""
+    """Returns weights with the real shapes and random values, generated on the device. Norms are ones, biases zeros."""
     count = done = 0
     total = weights_bytes(config, types)
 
@@ -373,7 +378,7 @@ def random_weights(
         nonlocal count, done
         count += 1
         weight = _alloc(device, plan, types)
-        # Uniform with the variance 1 / k keeps the activations of a deep stack of the order of one.
+        # A uniform distribution with variance 1 / k keeps activations near magnitude 1 in a deep stack.
         fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
         if progress:
             device.finish()
