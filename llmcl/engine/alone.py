@@ -1,8 +1,8 @@
-"""Speculative decoding in an engine, of a text that is alone in its step; of several: together.py.
+"""Speculative decoding in an engine for a step with one sequence. For several sequences see together.py.
 
-A step that verifies a draft says only once it is read where the text goes on. So it is read before the next one is
-planned, and so is each step while drafts need the latest token. The text changes hands: what the drafter knows of it is
-built up anew when another text is alone.
+A step that verifies a draft reveals only when read how far the sequence advanced. Therefore such a step is read before
+the next one is planned. The same applies to every step while the drafter needs the latest token. The drafter is rebuilt
+when another sequence runs alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from llmcl.models.sequence import SequenceState
 
 
 class Verifies(Protocol):
-    """What of a batch is needed here."""
+    """The parts of a batch needed here."""
 
     @property
     def cache(self) -> PagedKVCache: ...
     def verify(
         self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
     ) -> Callable[[], list[int]]:
-        """A step that `enqueue` enqueues, of several rows of a sequence that is alone. The function returned waits for
-        the tokens that were sampled.
+        """Runs a verification step, made by `enqueue`, with several rows for a sequence that runs alone. The returned
+        function waits for the sampled tokens.
         """
         ...
 
@@ -36,35 +36,35 @@ class Verifies(Protocol):
 
 @dataclass(frozen=True)
 class AloneStep:
-    """A step of one text. n_rows: those that verify a draft; 0: it has none. tokens: waits for them."""
+    """A step for one sequence."""
 
-    n_rows: int
-    tokens: Callable[[], list[int]]
+    n_rows: int  # rows that verify a draft; 0 without a draft
+    tokens: Callable[[], list[int]]  # waits for the sampled tokens
 
 
 class AloneSteps:
-    """The steps of whoever is alone."""
+    """Runs steps with a single sequence."""
 
     def __init__(self, batch: Verifies, speculation: Speculation):
         self._batch = batch
         self._speculation = speculation
-        self._job: Job | None = None  # whose text the drafter has
-        self._drafted = False  # whether the step enqueued last verifies a draft
+        self._job: Job | None = None  # the job whose text the drafter holds
+        self._drafted = False  # whether the last enqueued step verifies a draft
 
     @property
     def must_be_read(self) -> bool:
-        """Whether the step under way is to be read before the next one is planned."""
+        """Returns whether the running step must be read before the next one is planned."""
         return self._job is not None and (self._drafted or not self._speculation.looks_ahead)
 
     def give_back(self) -> None:
-        """Gives the pages back that rejected rows had: before a step is planned."""
+        """Frees pages that only rejected rows used. Called before a step is planned."""
         if self._job is not None and (sequence := self._job.sequence) is not None:
             cache = self._batch.cache
             if len(sequence.pages) > cache.pages_for(sequence.position):
                 cache.truncate(sequence, sequence.position)
 
     def enqueue(self, plan: Plan) -> AloneStep | None:
-        """The step of a plan in which one text is alone; None: another one is to be enqueued."""
+        """Enqueues the step if the plan has exactly one sequence. None: the caller enqueues the step."""
         job = self._alone_in(plan)
         self._drafted = False
         if job is None or job.sequence is None:
@@ -84,7 +84,7 @@ class AloneSteps:
         return AloneStep(0, speculation.decoded(self._batch.step([sequence], [])))
 
     def push(self, job: Job, token: int) -> None:
-        """Takes note of a token that was read."""
+        """Tells the drafter about a token that was read."""
         if job is self._job:
             self._speculation.push([token])
 
@@ -92,12 +92,12 @@ class AloneSteps:
         if self._speculation is NO_SPECULATION or plan.prefill or len(plan.decode) != 1:
             return None
         job = plan.decode[0]
-        # A step that verifies a draft has none of these.
+        # Draft verification supports none of these.
         has_more = job.matcher is not None or job.params.logprobs is not None or bool(job.params.logit_bias)
         return None if has_more else job
 
     def _most(self, job: Job, sequence: SequenceState) -> int:
-        """Tokens that a draft may have: by those that the answer lacks, and by the pages that are free."""
+        """Returns the draft length limit, given the answer's remaining tokens and the free pages."""
         most, cache = job.max_tokens - job.n_enqueued, self._batch.cache
         while most > 0 and cache.missing_pages(sequence, 1 + most) > cache.n_free:
             most -= 1

@@ -17,7 +17,7 @@ from llmcl.tokenizer.shown_text import said
 
 
 class Speaker(Protocol):
-    """What a conversation needs of an `LLM`."""
+    """The parts of an `LLM` that a conversation needs."""
 
     model_name: str
     tokenizer: Tokenizer | None
@@ -32,9 +32,10 @@ class Speaker(Protocol):
 
 
 class Chat(Conversation):
-    """A conversation. Each turn prefills only what the KV cache does not hold yet.
+    """A conversation. Each turn prefills only tokens that the KV cache does not hold yet.
 
-    With a KV cache in pages every conversation keeps its own place in it; otherwise the last one to speak has it all.
+    With a paged KV cache every conversation keeps its own sequence. Otherwise the last conversation to speak holds the
+    whole cache.
     """
 
     def __init__(self, llm: Speaker, *, on_full: str = "error"):
@@ -53,7 +54,7 @@ class Chat(Conversation):
         self._answer: Callable[[], Lease[Piece] | None] = lambda: None  # weak
 
     def reset(self, *, wait: bool = False) -> None:
-        """Forgets the conversation; an answer of it that is under way ends. wait: as in `LLM.stream`."""
+        """Forgets the conversation and ends its running answer. wait: see `LLM.stream`."""
         sequence = self._llm.model.cache.sequence()
         answer = self._answer()
         if answer is not None and not answer.over:
@@ -61,10 +62,10 @@ class Chat(Conversation):
         self.messages, self._sequence = [], sequence
 
     def fork(self, *, wait: bool = False) -> Chat:
-        """A second conversation that begins with all that was said in this one; each goes on by itself.
+        """Returns a second conversation with the same history. Both continue independently.
 
-        With a KV cache in pages (load(..., kv_page_tokens=64)) both share the pages of what they have in common. An
-        answer under way goes on, and is no part of the second. wait: as in `LLM.stream`.
+        With a paged KV cache (load(..., kv_page_tokens=64)) both share pages for the common history. A running answer
+        continues in the first conversation only. wait: see `LLM.stream`.
         """
 
         def work() -> Chat:
@@ -83,16 +84,17 @@ class Chat(Conversation):
         system_prompt: str | None = None,
         **options: Any,
     ) -> Lease[Piece]:
-        """Yields the answer's pieces; closing the generator keeps what was said so far. Options as of `LLM.stream`.
+        """Yields the answer's pieces. Closing the generator keeps the text so far. Options: see `LLM.stream`.
 
-        Raises ContextLengthError, and leaves the conversation as it was, if it no longer fits into the context. With
-        on_full="drop" that takes a single message that is longer than the context; `dropped` counts the turns dropped.
+        Raises ContextLengthError, and leaves the conversation unchanged, if the messages no longer fit into the
+        context. With on_full="drop" only a single message longer than the context raises; `dropped` counts the dropped
+        turns.
         """
         expected = self._turn(text, system_prompt)
         fitted, ids = self._fitted(expected, max_tokens)
 
         def begin(answer: Answer) -> Generator[Piece, None, None]:
-            # More was said meanwhile if this ended an answer, or waited for one.
+            # The history may have changed if the call ended another answer or waited for one.
             asked = self._turn(text, system_prompt)
             kept, again = (fitted, ids) if asked == expected else self._fitted(asked, max_tokens)
             pieces = answer(again, self._sequence)
@@ -103,10 +105,10 @@ class Chat(Conversation):
         return stream
 
     def _fitted(self, messages: Messages, max_tokens: int) -> tuple[Messages, list[int]]:
-        """Return the messages that go into the context, and their token ids.
+        """Returns the messages that fit into the context, and their token ids.
 
-        Turns are dropped once less than a quarter of the context is left for the answer (or less than max_tokens, if
-        that is smaller). Then half of the context is freed, so that the next turns reuse the KV cache.
+        Turns are dropped once less than a quarter of the context (or less than max_tokens, if smaller) remains for the
+        answer. Then half the context is freed, so the next turns can reuse the KV cache.
         """
         most = self._llm.max_context
         self.dropped = 0
@@ -115,7 +117,7 @@ class Chat(Conversation):
         ids = self._ids_up_to(messages, most - min(max_tokens, most // 4))
         if ids is not None:
             return messages, ids
-        least, last = 1, len(split_turns(messages)[1]) - 1  # the fewest turns to drop: a binary search
+        least, last = 1, len(split_turns(messages)[1]) - 1  # fewest turns to drop, by binary search
         while least < last:
             middle = (least + last) // 2
             if self._ids_up_to(self._without_oldest(messages, middle), most // 2) is None:
@@ -128,7 +130,7 @@ class Chat(Conversation):
         return kept, ids
 
     def _ids_up_to(self, messages: Messages, most: int) -> list[int] | None:
-        """Return the token ids of the messages; None if there are more than `most`."""
+        """Returns the token ids of the messages, or None if there are more than `most`."""
         try:
             ids = self._tokenizer.encode_chat(messages, most=most)
         except ContextLengthError:

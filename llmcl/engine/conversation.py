@@ -1,4 +1,4 @@
-"""What was said in a conversation, whoever answers in it."""
+"""A conversation's messages, independent of who answers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from llmcl.errors import UsageError, check_text, shown
 
-if TYPE_CHECKING:  # a conversation with a server needs nothing of an engine
+if TYPE_CHECKING:  # a conversation with a server needs no engine
     from llmcl.engine.generation import Piece
 
 Messages = list[dict[str, str]]
@@ -15,9 +15,9 @@ ON_FULL = "error", "drop"
 
 
 def split_turns(messages: Messages) -> tuple[Messages, list[Messages]]:
-    """Split messages into those before the first question (the system prompt) and the turns.
+    """Splits messages into the ones before the first question (the system prompt) and the turns.
 
-    A turn is a question and what follows it.
+    A turn is a question and the messages up to the next question.
     """
     first: Messages = []
     turns: list[Messages] = []
@@ -30,17 +30,17 @@ def split_turns(messages: Messages) -> tuple[Messages, list[Messages]]:
 
 
 class Conversation:
-    """A conversation's messages, and what to do when they fill the context."""
+    """A conversation's messages, and the policy for a full context."""
 
     def __init__(self, on_full: str = "error") -> None:
         if on_full not in ON_FULL:
             raise UsageError(f"on_full is {shown(on_full)}; expected one of {', '.join(ON_FULL)}")
-        self.messages: Messages = []  # what was said so far, [{"role": ..., "content": ...}]
+        self.messages: Messages = []  # history: [{"role": ..., "content": ...}]
         self.on_full = on_full  # "error" or "drop": raise ContextLengthError, or drop the oldest turns
-        self.dropped = 0  # turns that the last answer's question dropped
+        self.dropped = 0  # turns dropped by the last question
 
     def undo(self) -> str | None:
-        """Forget the last question and its answer. Return the question; None if there is none."""
+        """Removes the last question and its answer. Returns the question, or None if there is none."""
         first, turns = split_turns(self.messages)
         if not turns:
             return None
@@ -49,18 +49,18 @@ class Conversation:
         return last[0]["content"]
 
     def set_system_prompt(self, text: str | None) -> None:
-        """Give a conversation that has begun another system prompt, or none."""
+        """Changes or removes the system prompt of a conversation that has begun."""
         if self.messages:
             rest = [message for turn in split_turns(self.messages)[1] for message in turn]
             self.messages = [*([{"role": "system", "content": text}] if text is not None else []), *rest]
 
     def _without_oldest(self, messages: Messages, n_turns: int) -> Messages:
-        """Drop the oldest turns. Keeps the system prompt, and the last turn in any case."""
+        """Drops the oldest turns. Always keeps the system prompt and the last turn."""
         first, turns = split_turns(messages)
         return [*first, *(message for turn in turns[min(n_turns, len(turns) - 1) :] for message in turn)]
 
     def _turn(self, text: str, system_prompt: str | None) -> Messages:
-        """All messages with the next of the user; a system prompt begins a conversation, and changes none."""
+        """Returns all messages plus the user's next message. A system prompt takes effect only at the beginning."""
         check_text("text", text)
         if system_prompt is not None:
             check_text("system_prompt", system_prompt)
@@ -74,11 +74,11 @@ class Conversation:
         stream: Generator[Piece, None, None],
         content: Callable[[str], str] = str,
     ) -> Generator[Piece, None, None]:
-        """The pieces of the answer to `asked`, which become messages with it; before: the messages it was asked after.
-        content: of the answer's text what the next turns are to know.
+        """Yields the pieces of the answer to `asked`, and records both as messages at the end. before: the messages
+        when the question was asked. content: extracts from the answer the text that later turns see.
 
-        An answer that ended counts, even without any text. Interrupted before the first text, the turn never happened;
-        nor did it if the conversation was reset.
+        A finished answer is recorded even if empty. If interrupted before any text, or if the conversation was reset,
+        the turn is not recorded.
         """
         said: list[str] = []
         ended = False

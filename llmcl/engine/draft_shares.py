@@ -1,4 +1,4 @@
-"""How the rows of a step are shared by the drafts of several texts: by what is likely accepted, and what rows cost."""
+"""Divides a step's rows among the drafts of several sequences, by acceptance estimates and measured row costs."""
 
 from __future__ import annotations
 
@@ -12,22 +12,24 @@ from llmcl.kernels.common.linear import FEW_ROWS
 
 
 class DraftShares:
-    """Chooses the drafts' lengths that promise the most tokens a second, and none where steps without are faster.
+    """Chooses draft lengths with the most expected tokens per second, or no drafts if plain steps are faster.
 
-    The k-th token of a draft is accepted with the k-th power of the text's share of accepted tokens. What a step takes
-    follows from its rows: up to 8, 16, 32 or 64 share their kernels. It is the median of recent times; where none is
-    known, that of the next fewer rows, so that more are tried in turn.
+    The k-th draft token is accepted with probability a^k for a sequence with acceptance share a. A step's cost depends
+    on its row count: steps up to 8, 16, 32 or 64 rows share kernels. The cost is the median of recent times. An
+    unmeasured size takes the time of the next smaller size, so larger sizes get tried in turn.
     """
 
     def __init__(self, max_rows: int):
-        """max_rows: of a step at most."""
+        """max_rows: limit of rows per step."""
         self._sizes = [size for size in FEW_ROWS if size <= max_rows] or [max_rows]
         self._plain_s: dict[int, deque[float]] = {}
         self._draft_s: dict[int, deque[float]] = {}
-        self._plain = 0  # steps without drafts since the last with some
+        self._plain = 0  # steps without drafts since the last step with drafts
 
     def choose(self, shares: Sequence[float], lengths: Sequence[int]) -> list[int]:
-        """Tokens to draft for each text. shares: of each, the tokens accepted after an accepted one. lengths: most."""
+        """Returns the draft length for each sequence. shares: acceptance share after an accepted token. lengths: upper
+        limits.
+        """
         n, none = len(shares), [0] * len(shares)
         plain_s = self._plain_s.get(self._size(n))
         if not plain_s or not any(lengths):
@@ -43,14 +45,14 @@ class DraftShares:
         return best
 
     def stepped(self, n_rows: int, seconds: float) -> None:
-        """A step without drafts took so long."""
+        """Records the time of a step without drafts."""
         self._plain_s.setdefault(self._size(n_rows), deque(maxlen=RECENT)).append(seconds)
         self._plain += 1
         if self._plain >= LONGEST_PAUSE:
-            self._draft_s.clear()  # what was measured may have been a bad moment
+            self._draft_s.clear()  # the measurement may be outdated or unlucky
 
     def verified(self, n_rows: int, seconds: float) -> None:
-        """A step with drafts took so long."""
+        """Records the time of a step with drafts."""
         self._draft_s.setdefault(self._size(n_rows), deque(maxlen=RECENT)).append(seconds)
         self._plain = 0
 
@@ -58,7 +60,7 @@ class DraftShares:
         return next((size for size in self._sizes if n_rows <= size), self._sizes[-1])
 
     def _shared(self, shares: Sequence[float], lengths: Sequence[int], rows: int) -> list[int]:
-        """Gives out so many rows, each to the text whose next drafted token is the likeliest to be accepted."""
+        """Distributes `rows` rows, each to the sequence whose next draft token is most likely to be accepted."""
         chosen = [0] * len(shares)
         chances = [(-share, i) for i, share in enumerate(shares) if lengths[i]]
         heapify(chances)

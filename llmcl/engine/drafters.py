@@ -1,4 +1,4 @@
-"""What drafts the next tokens of a text: earlier places of the text itself, or a smaller model."""
+"""Drafters guess a text's next tokens: by lookup in the text itself, or with a smaller model."""
 
 from __future__ import annotations
 
@@ -9,39 +9,41 @@ from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.ops.sample import SamplingParams
 
-NGRAMS = 5, 3  # tokens that must have occurred before, the longest first
-FEW = 4  # tokens that decode reads as fast as prefill, which is made for many
-UNREAD = -1  # a token that only the device knows yet
+NGRAMS = 5, 3  # lengths of matched n-grams, longest first
+FEW = 4  # decode reads up to FEW tokens as fast as prefill, which suits many tokens
+UNREAD = -1  # placeholder for a token that only the device knows yet
 
 
 class Drafter(ABC):
-    """is_free: a draft costs next to nothing, and can be of what follows a token that has not been read yet."""
+    """Guesses a text's next tokens. is_free: drafts cost almost nothing, and may skip a token that has not been read
+    yet.
+    """
 
     is_free = False
 
     def another(self) -> Drafter | None:
-        """One for a further text beside this one's; None: it drafts for one text at a time."""
+        """Returns a drafter for another concurrent text. None: the drafter handles one text at a time."""
         return None
 
     @abstractmethod
     def begin(self, text: Sequence[int], params: SamplingParams) -> None:
-        """A text whose next tokens are sampled as params say, which have a seed."""
+        """Starts a text whose next tokens are sampled with params, seed included."""
 
     @abstractmethod
     def push(self, token: int) -> None:
-        """The text goes on with this token."""
+        """Appends a token to the text."""
 
-    def catch_up(self) -> None:  # noqa: B027  # most have nothing to do
-        """Does what is due before a draft and is not part of each."""
+    def catch_up(self) -> None:  # noqa: B027  # most drafters do nothing
+        """Does pending work that is needed before a draft, but not for every draft."""
 
     @abstractmethod
     def draft(self, unread: int, most: int) -> list[int]:
-        """At most `most` tokens that may follow the text and `unread` tokens more; none where it has no idea."""
+        """Returns at most `most` tokens that may follow the text plus `unread` further tokens. Empty: no guess."""
 
 
 class PromptLookup(Drafter):
-    """Prompt lookup decoding (Saxena 2023): where the last tokens of a text have occurred before, in prompt or answer,
-    what followed them there is the draft.
+    """Prompt lookup decoding (Saxena 2023): if the text's last tokens occurred earlier, in prompt or answer, the draft
+    is the continuation found there.
     """
 
     is_free = True
@@ -51,7 +53,7 @@ class PromptLookup(Drafter):
 
     def begin(self, text: Sequence[int], params: SamplingParams) -> None:
         self._text: list[int] = []
-        # Where the latest occurrence of an n-gram ends, and where the one before it did.
+        # Per n-gram, the end of its latest occurrence, and for the current one the end of the occurrence before.
         self._ends: list[dict[tuple[int, ...], int]] = [{} for _ in NGRAMS]
         self._before: list[int | None] = [None for _ in NGRAMS]
         for token in text:
@@ -70,7 +72,7 @@ class PromptLookup(Drafter):
         start = next((end for end in self._before if end is not None), None)
         if start is None:
             return []
-        # What is drafted may itself be repeated: then it is copied again, as far as is wanted.
+        # If the continuation reaches the end of the text, repeat it as a period.
         period = len(self._text) - start
         following = self._text[start : start + unread + most]
         while len(following) < unread + most:
@@ -79,16 +81,16 @@ class PromptLookup(Drafter):
 
 
 class DraftModel(Drafter):
-    """A smaller model with the same vocabulary. It samples with the noise that the large one will have, so that the two
-    choose the same token as often as their probabilities allow.
+    """Drafts with a smaller model and the same vocabulary. Both models sample with the same noise, so they choose the
+    same token as often as the probabilities allow.
     """
 
     def __init__(self, model: Model, vocab_size: int):
-        """vocab_size: of the model that verifies. Either may have a few ids more, which tokens do not have."""
+        """vocab_size: the verifying model's. Either model may have a few padding ids without tokens."""
         self.model = model
         self._vocab_size = min(vocab_size, model.config.vocab_size)
         self._sequence = model.cache.sequence()
-        self._read = 0  # tokens of the text that the cache surely holds
+        self._read = 0  # tokens of the text known to be in the cache
 
     def begin(self, text: Sequence[int], params: SamplingParams) -> None:
         self._text = [*text]
@@ -109,7 +111,7 @@ class DraftModel(Drafter):
             self.model.device.finish()
 
     def _missing(self) -> list[int]:
-        """The tokens of the text that are not in the cache, at least one; what the cache has beside the text goes."""
+        """Returns the tokens missing in the cache, at least one. Removes cached tokens that differ from the text."""
         text, held = self._text, self._sequence.token_ids
         while self._read < min(len(text) - 1, len(held)) and text[self._read] == held[self._read]:
             self._read += 1
@@ -123,8 +125,8 @@ class DraftModel(Drafter):
             return []
         for token in self._missing():
             model.decode_token(sequence, token)
-        # The token's number in the answer gives it the large model's noise. (To the repetition penalty a rejected token
-        # may hide an earlier occurrence here: what is drafted need not be exact.)
+        # The token's index in the answer selects the large model's noise. (A rejected token may hide an earlier
+        # occurrence from the repetition penalty here. A draft need not be exact.)
         sequence.n_sampled = len(self._text) - self._n_prompt
         if sequence.sampling.counts_tokens:
             model.sampler.count(self._text[self._n_prompt :])

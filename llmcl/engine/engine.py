@@ -1,4 +1,4 @@
-"""Engine: many requests at once on one model, from any thread or task."""
+"""Engine: many concurrent requests on one model, from any thread or task."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
 
 MAX_SEQUENCES = 8
-# Of a step: on a CPU, and on other devices. On an H200 a step of 256 rows, 32 of which decode, takes twice as long as
-# one of those 32.
+# Rows per step: on a CPU, and on other devices. On an H200 a step with 256 rows, 32 decoding, takes twice as long as a
+# step with only the 32.
 STEP_TOKENS, STEP_TOKENS_GPU = 96, 256
 FEW_TOKENS = 8
 PAGE_TOKENS = 64
@@ -46,16 +46,17 @@ B = TypeVar("B", bound=Batch)
 
 
 def tokens_beside(n_decoding: int) -> int:
-    """Tokens of a CPU's step in which so many decode, such that it takes at most 2.5 times as long as without prompts.
+    """Returns the row limit for a CPU step with n_decoding decoding rows, so the step takes at most 2.5 times as long
+    as without prompts.
 
-    A step of up to 4 rows takes as long as 5 rows of a prompt, one of 32 rows as 54 (docs/notes/cpu.md). So the former
-    has room for 8 more, and the latter for 64, two for each row.
+    A step with up to 4 rows takes as long as 5 prompt rows; a step with 32 rows as long as 54 (docs/notes/cpu.md).
+    Therefore the former has room for 8 more rows, and the latter for 64, two per row.
     """
     return max(n_decoding + FEW_TOKENS, 3 * n_decoding)
 
 
 class Served(Protocol):
-    """What an engine needs of an `LLM`."""
+    """The parts of an `LLM` that an engine needs."""
 
     model_name: str
     tokenizer: Tokenizer | None
@@ -73,9 +74,7 @@ class Served(Protocol):
 
 @dataclass(frozen=True)
 class Question:
-    """A request that was checked: `Engine.question` makes it. grammar: what the answer is to match. shown: as of
-    PieceWriter.
-    """
+    """A checked request, made by `Engine.question`. grammar: the answer must match it. shown: see PieceWriter."""
 
     prompt_token_ids: list[int]
     options: AnswerOptions
@@ -86,11 +85,11 @@ class Question:
 
 
 class Engine:
-    """Makes answers to many requests at the same time: `LLM.engine` opens it. Use it as a context manager, or `close`.
+    """Answers many requests at the same time. `LLM.engine` opens it. Use it as a context manager, or call `close`.
 
-    A step extends up to max_sequences texts; more requests wait, first come, first served. Requests that begin as
-    earlier ones did share what was computed for these. All methods may be called from many threads and tasks. While it
-    is open it has the model: other calls of the LLM are refused, or with wait=True wait until it is closed.
+    A step extends up to max_sequences sequences. Further requests wait, first come, first served. Requests with a
+    common beginning share the computed prefix. All methods may be called from many threads and tasks. An open engine
+    owns the model: other calls of the LLM are refused, or with wait=True wait until it is closed.
 
     max_context: tokens of prompt and answer.
     """
@@ -105,9 +104,9 @@ class Engine:
         speculation: Callable[[B], Speculation] = lambda batch: NO_SPECULATION,
         leave: Callable[[B, Speculation], None] = lambda batch, speculation: None,
     ):
-        """leave: called with both when the engine has ended, unless the device failed."""
+        """leave: called with batch and speculation when the engine has ended, unless the device failed."""
         self._llm = llm
-        made: list[tuple[int, Worker]] = []  # not `self`: the lease is held to the end of the process, if need be
+        made: list[tuple[int, Worker]] = []  # not `self`: the lease may live until the process ends
         name, vocab_size = llm.model_name, llm.model.config.vocab_size
 
         def hold() -> Iterator[None]:
@@ -134,28 +133,28 @@ class Engine:
 
         self._lease = llm.leases.begin(hold, wait=wait, kept=True)
         next(self._lease)
-        finalize(self, self._lease.end)  # where nobody closes it
+        finalize(self, self._lease.end)  # if nobody calls close
         ((self.max_context, self._worker),) = made
 
     # ---- requests -----------------------------------------------------------------------------------
 
     def submit(self, prompt: Any, *, priority: int = 0, **options: Any) -> Request:
-        """Begins an answer, and returns at once. priority: the higher goes first among requests that wait.
+        """Begins an answer and returns at once. priority: higher first among waiting requests.
 
-        prompt_logprobs: the first piece has the log-probability of each token of the prompt after those before it,
-        None for the first, with so many alternatives (0 to 20). All of such a prompt is computed, cached or not.
-        prompt, options: those of `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty,
-        presence_penalty, frequency_penalty, seed, stop, ignore_eos, schema, regex, grammar, raw, system_prompt; and
-        logit_bias and logprobs of SamplingParams, with which each piece has its `logprob`. A seed draws the same
-        whoever else is served, and after a preemption; what it draws from may be rounded in another way.
+        prompt_logprobs: the first piece carries the log-probability of each prompt token given the tokens before (None
+        for the first), with 0 to 20 alternatives. The whole prompt is then computed, cached or not. prompt, options: as
+        for `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
+        frequency_penalty, seed, stop, ignore_eos, schema, regex, grammar, raw, system_prompt; and logit_bias and
+        logprobs from SamplingParams, so each piece has its `logprob`. A seed draws the same random numbers regardless
+        of other requests, even after a preemption; the probabilities may be rounded differently.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """
         return self.ask(self.question(prompt, priority=priority, **options))
 
     def stream(self, prompt: Any, **options: Any) -> PieceStream:
-        """For `async for piece in engine.stream(...)`: arguments and errors as of `submit`, when the loop begins, or at
-        once for token ids.
+        """For `async for piece in engine.stream(...)`. Arguments and errors are as for `submit`. Errors appear when the
+        loop begins, or at once for token ids.
 
         Leaving the loop, or cancelling its task, cancels the request.
         """
@@ -165,23 +164,23 @@ class Engine:
         return PieceStream(lambda: self.submit(prompt, **options))
 
     def expect(self) -> Callable[[], None]:
-        """Says that a request is on its way: for a server, which reads and checks several at a time. An engine with
-        nothing to do then waits a moment (`worker.GATHER_S`) for them, so that they share its first step. The function
-        returned is called right after the request was begun, or when it will not be.
+        """Announces a request, for a server that reads and checks several requests concurrently. An idle engine then
+        waits briefly (`worker.GATHER_S`), so that announced requests share the first step. The returned function is
+        called right after the request was begun or given up.
         """
         return self._worker.expect()
 
     def generate(self, prompts: Sequence[Any], **options: Any) -> list[Generation]:
-        """The whole answers to several prompts, in their order; options of `submit`, for each of them."""
+        """Returns the whole answers to several prompts, in order. Options: as for `submit`, applied to each prompt."""
         requests = [self.ask(question) for question in self.questions(prompts, **options)]
         return [request.result() for request in requests]
 
     def stream_each(self, prompts: Sequence[Any], **options: Any) -> Generator[tuple[int, Piece], None, None]:
-        """Yields (index of the prompt, piece) as pieces come; options of `submit`, for each of them."""
+        """Yields (prompt index, piece) as pieces arrive. Options: as for `submit`, applied to each prompt."""
         return self.stream_questions(self.questions(prompts, **options))
 
     def questions(self, prompts: Sequence[Any], **options: Any) -> list[Question]:
-        """Checks several prompts; an error names the first bad one by its index."""
+        """Checks several prompts. An error names the first bad prompt by index."""
         if not are_prompts(prompts):
             raise UsageError(
                 f"the prompts are {shown(prompts)}; expected a list of prompts (`submit` takes a single one)"
@@ -204,7 +203,7 @@ class Engine:
         prompt_logprobs: int | None = None,
         **options: Any,
     ) -> Question:
-        """Encodes and checks a request, without beginning it; `ask` does. Arguments and errors as of `submit`."""
+        """Encodes and checks a request without beginning it; `ask` begins it. Arguments and errors: as for `submit`."""
         if unknown := [name for name in options if name not in ANSWER_OPTIONS]:
             raise TypeError(f"{unknown[0]} is no option of an answer; expected some of {', '.join(ANSWER_OPTIONS)}")
         answer = AnswerOptions(**options)
@@ -224,14 +223,14 @@ class Engine:
         return Question(ids, answer, int(priority), grammar, prompt_logprobs, shown=is_chat(prompt, raw=raw))
 
     def ask(self, question: Question) -> Request:
-        """Begins the answer to a question."""
+        """Begins the answer to a checked request."""
         mailbox = Mailbox()
         answering = self._begin(question, mailbox.give, mailbox.wake)
         worker = self._worker
         return Request(question.prompt_token_ids, mailbox, lambda: worker.cancel(answering), answering.job.progress)
 
     def stream_questions(self, questions: Sequence[Question]) -> Generator[tuple[int, Piece], None, None]:
-        """Begins the answers to all, and yields (index of the question, piece) as pieces come."""
+        """Begins the answers to all questions. Yields (question index, piece) as pieces arrive."""
         items: SimpleQueue[tuple[int, Piece | End]] = SimpleQueue()
         begun: list[Answering] = []
         try:
@@ -253,7 +252,7 @@ class Engine:
     def _begin(
         self, question: Question, give: Callable[[Piece | End], None], wake: Callable[[], None] = nothing
     ) -> Answering:
-        """Has the pieces of the answer given, and then its End; wake: see Answering."""
+        """Begins an answer: `give` receives the pieces and then the End. wake: see Answering."""
         driver_calls.check()
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
@@ -270,7 +269,7 @@ class Engine:
 
         def stats() -> GenerationStats:
             recorder.prefilled_tokens, recorder.begun_ns = len(prompt) - job.n_found, job.begun_ns
-            # What steps move and launch is for all their rows together: no request's own.
+            # Traffic and launches are shared by all rows in a step, so no request reports them.
             return recorder.finish(
                 load_ms=load_ms,
                 compile_ms=1e3 * device.compile_s,
@@ -286,33 +285,35 @@ class Engine:
 
     @property
     def metrics(self) -> EngineMetrics:
-        """What it has counted since it was opened; it goes on to count in the same object."""
+        """Returns the live counters since the engine was opened. The object keeps counting."""
         return self._worker.metrics
 
     @property
     def n_preempted(self) -> int:
-        """How often a request gave its pages to others, and was read again later: often means too few pages."""
+        """Returns how often a request gave its pages to others and was read again later. High counts often mean too few
+        pages.
+        """
         return self.metrics.preemptions
 
     @property
     def totals(self) -> StepTotals:
-        """What the steps so far have computed, and how long they took."""
+        """Returns the work and time of all steps so far."""
         return self._worker.totals
 
     # ---- the prefix cache in a file -----------------------------------------------------------------
 
     def store_prefixes(self, file: str | Path, max_bytes: int) -> int:
-        """Writes what the prefix cache holds to a file, what was used last first, max_bytes of it at most. Returns the
-        tokens written. Between two steps, so answers under way wait. Raises OSError, and UsageError after `close`.
+        """Writes the prefix cache to a file, most recently used pages first, at most max_bytes. Returns the tokens
+        written. Runs between two steps, so running answers wait. Raises OSError, and UsageError after `close`.
         """
         file = expanded(file, "the file of the prefix cache")
         check_whole("max_bytes", max_bytes, 0)
         return self._worker.call(lambda loop: prefix_file.store(loop.cache, file, self._origin(loop), max_bytes))
 
     def restore_prefixes(self, file: str | Path) -> int:
-        """Reads what `store_prefixes` wrote, into free pages. Returns the tokens read; 0 without a file.
+        """Reads a file from `store_prefixes` into free pages. Returns the tokens read; 0 without a file.
 
-        Raises PrefixFileError, and changes nothing, for a file that is damaged, of another model or of something else.
+        Raises PrefixFileError, and changes nothing, for a damaged file, another model's file or another file type.
         """
         file = expanded(file, "the file of the prefix cache")
         return self._worker.call(lambda loop: prefix_file.restore(loop.cache, file, self._origin(loop)))
@@ -324,7 +325,9 @@ class Engine:
     # ---- life ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends all answers after the step under way, and gives the model back; who still reads gets UsageError."""
+        """Ends all answers after the running step and releases the model. Readers of unfinished answers get
+        UsageError.
+        """
         while not self._lease.end():  # another thread is closing it
             time.sleep(RECHECK_S)
 
@@ -350,19 +353,19 @@ def _until_closed(worker: Worker) -> Iterator[None]:
 
 
 def are_prompts(prompt: Any) -> TypeGuard[Sequence[Any]]:
-    """Whether it is a list of prompts: of texts, of lists of messages, or of lists or arrays of token ids."""
+    """Returns whether `prompt` is a list of prompts: texts, message lists, or lists or arrays of token ids."""
     if isinstance(prompt, np.ndarray) or not is_list(prompt) or not prompt:
         return False
     return all(isinstance(part, str) or is_list(part) for part in prompt)
 
 
 def is_list(prompt: object) -> bool:
-    """Whether it is a list that may be read twice; an iterator would be empty after a look at its items."""
+    """Returns whether `prompt` is a list that can be read twice. An iterator would be empty after the first look."""
     if isinstance(prompt, np.ndarray):
         return prompt.ndim == 1
     return isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray, memoryview))
 
 
 def is_chat(prompt: Any, *, raw: bool) -> bool:
-    """Whether a prompt goes through the chat template: a text or messages, no token ids."""
+    """Returns whether a prompt goes through the chat template: a text or messages, not token ids."""
     return not raw and (isinstance(prompt, str) or any(issubclass(kind, Mapping) for kind in {*map(type, prompt)}))

@@ -1,4 +1,4 @@
-"""What an engine counts over its life: steps and their rows, waiting, prompts and what of them was cached."""
+"""Counters over an engine's life: steps and rows, waiting times, prompts and cached tokens."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ QUEUE_S = 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60
 
 @dataclass
 class Histogram:
-    """Numbers by size. bounds: ascending, of each bin the largest number in it. counts: of each bin, one more at the
-    end for what is larger than all bounds.
+    """Counts numbers by size. bounds: ascending upper bounds of the bins. counts: per bin, plus a last bin above all
+    bounds.
     """
 
     bounds: tuple[float, ...]
@@ -31,7 +31,7 @@ class Histogram:
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Of one moment: steps so far, their rows, the keys that they attended to (of a prompt's chunk once), seconds."""
+    """Totals at one moment. keys: attended keys, counted once per prompt chunk."""
 
     steps: int = 0
     rows: int = 0
@@ -49,39 +49,34 @@ class StepTotals:
 
 @dataclass
 class EngineMetrics:
-    """Totals since the engine was opened. Its thread writes them; who reads gets whole numbers, not one moment's.
-
-    steps: of the model. step_rows: rows of each. step_keys: keys that they attended to, of a prompt's chunk once.
-    step_s: their seconds. step_sequences: sum over steps of the sequences that each extended. prompt_tokens: that
-    steps read, those read again after a preemption included. prompt_s: sum over requests of the time from their
-    beginning to the first token. cached: of each prompt the tokens that no step had to read. drafted_tokens: of drafts
-    that steps verified. accepted: of each draft the tokens that were right. queue_s: of each request, from its
-    submission to its beginning. preemptions: how often a request gave its pages to others.
+    """Totals since the engine was opened. The engine's thread writes them; other threads may see values from different
+    moments.
     """
 
-    steps: int = 0
-    step_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))
-    step_keys: int = 0
-    step_s: float = 0.0
-    step_sequences: int = 0
-    prompt_tokens: int = 0
-    prompt_s: float = 0.0
-    cached: Histogram = field(default_factory=lambda: Histogram(CACHED))
-    drafted_tokens: int = 0
-    accepted: Histogram = field(default_factory=lambda: Histogram(ACCEPTED))
+    steps: int = 0  # model steps
+    step_rows: Histogram = field(default_factory=lambda: Histogram(ROWS))  # rows per step
+    step_keys: int = 0  # attended keys, counted once per prompt chunk
+    step_s: float = 0.0  # seconds in steps
+    step_sequences: int = 0  # sum over steps: sequences extended
+    prompt_tokens: int = 0  # prompt tokens read by steps, rereads after preemption included
+    prompt_s: float = 0.0  # sum over requests: seconds from start to first token
+    cached: Histogram = field(default_factory=lambda: Histogram(CACHED))  # per prompt: tokens that no step had to read
+    drafted_tokens: int = 0  # draft tokens verified by steps
+    accepted: Histogram = field(default_factory=lambda: Histogram(ACCEPTED))  # per draft: right tokens
+    # per request: seconds from submission to start
     queue_s: Histogram = field(default_factory=lambda: Histogram(QUEUE_S))
-    preemptions: int = 0
+    preemptions: int = 0  # how often a request gave its pages to others
 
     @property
     def cached_tokens(self) -> int:
-        """Of all prompts."""
+        """Returns cached tokens over all prompts."""
         return int(self.cached.sum)
 
     def note_draft(self, n_drafted: int, n_accepted: int) -> None:
-        """A step has verified a draft."""
+        """Records a verified draft."""
         self.drafted_tokens += n_drafted
         self.accepted.observe(n_accepted)
 
     def totals(self) -> StepTotals:
-        """Of this moment, to the thread that writes."""
+        """Returns the totals at this moment. Only for the thread that writes them."""
         return StepTotals(self.steps, int(self.step_rows.sum), self.step_keys, self.step_s)

@@ -1,6 +1,6 @@
-"""The batch that answers a list of prompts stays with the model: the next list binds no launches and makes no buffers.
+"""Keeps the batch that answered a list of prompts. The next list binds no launches and allocates no buffers.
 
-Its memory counts as the device's other memory does. It is given back when another allocation needs it.
+The batch counts as device memory in use. It is released when another allocation needs the memory.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmcl.models.batch import Batch
 
 @dataclass(frozen=True)
 class BatchSizes:
-    """What a batch is made for: arguments of `make_batch`."""
+    """A batch's sizes: arguments of `make_batch`."""
 
     max_sequences: int
     max_context: int
@@ -23,7 +23,7 @@ class BatchSizes:
     max_rows: int | None
 
     def serves(self, wanted: BatchSizes) -> bool:
-        """Whether a batch of these sizes computes what a `wanted` one does. It may have more places."""
+        """Returns whether the batch can replace a `wanted` batch: same results, and at least as many slots."""
         return (
             self.max_sequences >= wanted.max_sequences and replace(self, max_sequences=wanted.max_sequences) == wanted
         )
@@ -31,7 +31,7 @@ class BatchSizes:
 
 @dataclass(frozen=True, eq=False)
 class ReadyBatch:
-    """A batch with all launches bound, those that verify drafts included."""
+    """A batch with all launches bound, draft verification included."""
 
     sizes: BatchSizes
     batch: Batch
@@ -39,8 +39,8 @@ class ReadyBatch:
 
 
 class KeptBatch:
-    """Holds at most one batch while nobody uses it. Threads may call it at any time: one step of the interpreter takes
-    the batch out.
+    """Holds at most one idle batch. Any thread may call it at any time: a single interpreter step takes the
+    batch out.
     """
 
     def __init__(self) -> None:
@@ -48,8 +48,8 @@ class KeptBatch:
         self._closed = False
 
     def take(self, wanted: BatchSizes, *, exact: bool) -> ReadyBatch | None:
-        """Hands the batch over if it has the sizes. exact: also its number of places; else another one is given back,
-        since the caller will keep a new one in its place.
+        """Returns the batch if the sizes fit. exact: the slot count must match too; otherwise the batch is released,
+        because the caller will keep a new one instead.
         """
         ready = self._pop()
         if ready is None or (ready.sizes == wanted if exact else ready.sizes.serves(wanted)):
@@ -59,16 +59,16 @@ class KeptBatch:
         return None
 
     def keep(self, ready: ReadyBatch) -> None:
-        """Keeps a batch that nobody uses any more. It forgets all texts, so the next answers are those of a new one."""
+        """Keeps an idle batch and clears all texts, so later answers equal a new batch's answers."""
         ready.batch.forget_all()
         self._put(ready)
 
     def give_back(self) -> None:
-        """Gives the batch's memory back to the device."""
+        """Releases the batch's device memory."""
         self._ready.clear()
 
     def close(self) -> None:
-        """Gives the memory back, and keeps nothing from now on."""
+        """Releases the memory and keeps nothing from now on."""
         self._closed = True
         self.give_back()
 

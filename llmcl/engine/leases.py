@@ -1,8 +1,9 @@
 """Leases: a model does one thing at a time, whichever threads ask.
 
-A lease is a generator, and the model is its own from `Leases.begin` on until it ends, is closed or is collected. The
-thread that began it or read it last takes over with its next call, which ends it; others are refused, or wait. Whether
-a lease runs, rests or is over is what the interpreter knows of its generator: no interrupt leaves a flag behind.
+A lease is a generator that owns the model from `Leases.begin` until the generator ends, is closed or is collected. The
+thread that began or last read a lease may end the lease with the next call. Calls from different threads are refused,
+or wait. The interpreter's generator state says whether a lease runs, rests or is over, so an interrupt leaves no stale
+flag.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llmcl.errors import UsageError, check_flags
 from llmcl.runtime import driver_calls
 
 Item = TypeVar("Item")
-RECHECK_S = 0.05  # a wait looks this often, should nobody have told it
+RECHECK_S = 0.05  # polling interval, in case a wake-up was missed
 
 
 def _steps(start: Callable[[], Iterable[Item]]) -> Generator[Any, None, None]:
@@ -29,7 +30,7 @@ def _steps(start: Callable[[], Iterable[Item]]) -> Generator[Any, None, None]:
 
 
 class Lease(Generator[Item, None, None]):
-    """What has a model until it is over."""
+    """Owns a model until it is over."""
 
     def __init__(
         self, leases: Leases, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool], kept: bool
@@ -39,7 +40,7 @@ class Lease(Generator[Item, None, None]):
         self._is_last = is_last
         self._steps = _steps(start)
         self._began = self._last = threading.current_thread()
-        self._cut_short = False  # by another thread, which closed the model
+        self._cut_short = False  # by another thread that closed the model
 
     @property
     def over(self) -> bool:
@@ -47,7 +48,7 @@ class Lease(Generator[Item, None, None]):
 
     @property
     def is_mine(self) -> bool:
-        """Whether the next call of this thread may end it."""
+        """Returns whether this thread's next call may end the lease."""
         return not self.kept and threading.current_thread() in (self._began, self._last)
 
     @property
@@ -84,13 +85,15 @@ class Lease(Generator[Item, None, None]):
             raise self._leases.busy()
 
     def end(self, *, cut_short: bool = False) -> bool:
-        """Ends it; False while another thread runs it. Raises UsageError where it runs in this very thread."""
+        """Ends the lease. Returns False while another thread runs the lease. Raises UsageError if the current thread
+        does.
+        """
         if self.runs and self._last is threading.current_thread():
             raise UsageError(f"{self._leases.name} is used from within its own work (by a callback); use it afterwards")
         self._cut_short |= cut_short
         try:
             self._steps.close()
-        except ValueError:  # it runs
+        except ValueError:  # another thread runs it
             return self.over
         self._leases.wake()
         return True
@@ -101,17 +104,17 @@ class Lease(Generator[Item, None, None]):
 
 
 class Leases:
-    """Who has the model of this name, and who waits for it: first come, first served.
+    """Tracks who owns the named model and who waits: first come, first served.
 
-    A lease has a seat, and gets it by being the first to write its own into the seat before, which is one step of the
-    interpreter. So there is no lock that an interrupt could leave closed, or that a collector could meet closed.
+    Each lease has a seat. A lease enters by being first to write a new seat into the previous seat, in a single
+    interpreter step. Therefore no lock exists that an interrupt or the garbage collector could find locked.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.closed = False
-        self._seat: dict[str, Any] = {"lease": lambda: None}  # the last one, or one before it
-        self._waiting: list[weakref.ref[Any]] = []  # a lock each, whose release wakes the thread that holds it
+        self._seat: dict[str, Any] = {"lease": lambda: None}  # the last seat, or an earlier one
+        self._waiting: list[weakref.ref[Any]] = []  # one lock per waiting thread; its release wakes the thread
 
     def begin(
         self,
@@ -121,12 +124,12 @@ class Leases:
         wait: bool = False,
         kept: bool = False,
     ) -> Lease[Item]:
-        """A lease over the items of what `start` returns, which is called now, with the model in hand.
+        """Begins a lease over the items from `start`, which is called now, while the model is owned.
 
-        is_last: of an item, whether it ends the lease, so that nobody need ask for another. kept: no call of this
-        thread takes over either.
+        is_last: returns whether an item ends the lease, so nobody needs to ask for another. kept: this thread's own
+        calls do not end the lease either.
 
-        Raises UsageError where another thread has the model (unless `wait`: then it waits) or where that was closed.
+        Raises UsageError if another thread owns the model (unless `wait`: then it waits) or if the model was closed.
         """
         driver_calls.check()
         check_flags(wait=wait)
@@ -143,13 +146,15 @@ class Leases:
                 gate.acquire(timeout=RECHECK_S)
             next(lease._steps)
         except BaseException:
-            gate = None  # or the traceback would keep a place for who waits no more
+            gate = None  # otherwise the traceback would keep the place in the queue
             lease.end()
             raise
         return lease
 
     def call(self, work: Callable[[], Item], *, wait: bool = False, beside: bool = False) -> Item:
-        """What `work` returns with the model in hand. beside: what rests in this thread goes on afterwards."""
+        """Returns the result of `work`, called while the model is owned. beside: the current thread's resting lease
+        continues afterwards.
+        """
         holder = self._last()["lease"]()
         if beside and holder is not None and holder.is_mine and not (holder.over or holder.runs):
             return work()
@@ -157,9 +162,9 @@ class Leases:
         return result
 
     def close(self) -> None:
-        """Ends what goes on, after its step, and refuses everything from then on."""
+        """Ends the current lease after its step, and refuses all calls from then on."""
         nobody = {"lease": lambda: None}
-        while not driver_calls.forked():  # there it goes on in another process
+        while not driver_calls.forked():  # after a fork the lease runs in the other process
             seat = self._last()
             holder = seat["lease"]()
             over = holder is None or holder.end(cut_short=not holder.is_mine)
@@ -169,10 +174,10 @@ class Leases:
             time.sleep(RECHECK_S)
 
     def wake(self) -> None:
-        """Has the first that waits look."""
+        """Wakes the first waiting thread."""
         gate = self._first_waiting()
         if gate is not None:
-            with suppress(RuntimeError):  # it was told already
+            with suppress(RuntimeError):  # already woken
                 gate.release()
 
     def busy(self) -> UsageError:
@@ -195,7 +200,7 @@ class Leases:
         return holder is not None and holder.kept and holder.began_here
 
     def _taken(self, lease: Lease[Any], gate: Any) -> bool:
-        """Whether the lease could take its seat. gate: of this thread, where it waits."""
+        """Returns whether the lease took a seat. gate: the current thread's lock, if waiting."""
         if self.closed:
             raise self.closed_error()
         seat, first = self._last(), self._first_waiting()
@@ -221,6 +226,6 @@ class Leases:
         for waiting in list(self._waiting):
             if (gate := waiting()) is not None:
                 return gate
-            with suppress(ValueError):  # it waits no more, and another thread may just have seen that
+            with suppress(ValueError):  # the thread gave up, and another thread may have removed it already
                 self._waiting.remove(waiting)
         return None

@@ -1,4 +1,4 @@
-"""From a name to an LLM: opens checkpoint and device, checks that there is room, loads the weights."""
+"""From a name to an LLM: opens checkpoint and device, checks the memory, loads the weights."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ DEFAULT_CONTEXT = 4096
 
 @dataclass(frozen=True)
 class CacheRequest:
-    """What a caller asked of the KV cache: see `load`. Raises UsageError for what no cache can be."""
+    """The caller's KV cache settings (see `load`). Raises UsageError for impossible values."""
 
     kv_dtype: str
     max_context: int | None
@@ -71,11 +71,11 @@ class CacheRequest:
         return self.kv_dtype
 
     def context(self, config: ModelConfig) -> int:
-        """Tokens of a text."""
+        """Returns the tokens per sequence."""
         return min(config.max_position, DEFAULT_CONTEXT) if self.max_context is None else self.max_context
 
     def tokens(self, max_context: int) -> int:
-        """Tokens of all texts."""
+        """Returns the tokens over all sequences."""
         if self.page_tokens is None:
             return capacity_for(max_context)
         return self.page_tokens * pool_pages(max_context, self.page_tokens, self.pages)
@@ -105,28 +105,28 @@ def load(
     """Loads a model onto a device.
 
     model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
-    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred one. Or a Device that is open.
-    dtype: of the weights on the device: "float32", "bfloat16", "float16"; "auto" keeps what the checkpoint
-    stores, quantised or not. quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading
-    (docs/guide/quantization.md). activation_dtype: where a device has fast dot products for that, "auto" rounds what
-    meets quantised weights or keys to 8 bits and, in prefill on a CPU, what meets bfloat16 weights to bfloat16,
-    attention with such or quantised weights included; "float32" never. Rounded, a greedy answer may also depend on the
-    number of cores and on what the cache held before (docs/guide/quantization.md).
-    kv_dtype: of the cache; "auto" is float16, or float32 beside float32 weights; "q8_0" takes half of float16's
-    memory. max_context: tokens of prompt and answer together; None: what the model was trained for, at most 4096.
-    kv_page_tokens: keeps keys and values in pages of so many tokens (a multiple of 64), so that each conversation has
-    a place of its own and those that begin alike share it; None: one contiguous cache. kv_pages: pages for all
-    conversations together; None: enough for one of max_context tokens.
-    progress(what, done, total) is called while downloading, loading (bytes) and compiling kernels (kernels).
-    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions that are compiled
-    into the attention of every layer, beside the causal mask (docs/guide/attention.md); b is 0, h the query head, q_idx
-    and kv_idx are positions in the text.
-    offline: takes models of the hub from the cache only.
-    kernel_options: BLOCK_M, BLOCK_N, DV_TILE of prefill's attention, before those that `llmcl tune` stored.
-    chat_template: Jinja source, in place of the model's own or for a model that has none.
-    compile_kernels: False leaves it to the first use of each kernel, for a model that will serve an `engine` alone.
-    prompt_lookup, draft_model: speculative decoding (docs/guide/python.md). Drafts are what followed the same tokens
-    earlier in the text, or come of a smaller model with the same vocabulary, named as `model` is.
+    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred device. An open Device also works.
+    dtype: weight type on the device: "float32", "bfloat16", "float16"; "auto" keeps the stored types, quantised or not.
+    quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading (docs/guide/quantization.md).
+    activation_dtype: with "auto", a device with fast dot products rounds activations that meet quantised weights or
+    keys to 8 bits. Prefill on a CPU also rounds activations that meet bfloat16 weights to bfloat16, attention with
+    bfloat16 or quantised weights included. "float32" never rounds. With rounding, a greedy answer may also depend on
+    the core count and on earlier cache contents (docs/guide/quantization.md).
+    kv_dtype: cache type; "auto" is float16, or float32 with float32 weights; "q8_0" takes half the memory of float16.
+    max_context: tokens of prompt and answer together; None is the trained length, at most 4096.
+    kv_page_tokens: stores keys and values in pages with that many tokens (a multiple of 64), so each conversation keeps
+    its own sequence and common beginnings are shared; None is one contiguous cache.
+    kv_pages: pages for all conversations together; None allows one conversation of max_context tokens.
+    progress(what, done, total): called while downloading, loading (bytes) and compiling kernels (kernels).
+    score_mod(score, b, h, q_idx, kv_idx) and mask_mod(b, h, q_idx, kv_idx) -> bool: Python functions compiled into the
+    attention of every layer, beside the causal mask (docs/guide/attention.md); b is 0, h the query head, q_idx and
+    kv_idx are positions in the text.
+    offline: takes hub models from the cache only.
+    kernel_options: BLOCK_M, BLOCK_N, DV_TILE for prefill attention; they override the values stored by `llmcl tune`.
+    chat_template: Jinja source that replaces or adds the model's template.
+    compile_kernels: False compiles each kernel at first use, for a model that only serves an `engine`.
+    prompt_lookup, draft_model: speculative decoding (docs/guide/python.md). Drafts copy the continuation of the same
+    tokens earlier in the text, or come from a smaller model with the same vocabulary, named like `model`.
 
     Raises a subclass of LlmclError: unknown model or device, damaged or unsupported checkpoint, too little memory
     (forecast before anything is loaded).
@@ -141,7 +141,7 @@ def load(
             f"prompt_lookup (--prompt-lookup) and draft_model (--draft-model) {shown(draft_model)} are both given; "
             "give one of the two"
         )
-    templates.start()  # before all cores pack weights
+    templates.start()  # before packing weights occupies all cores
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
     with checkpoint:
         if prompt_lookup or draft_model is not None:
@@ -155,11 +155,11 @@ def load(
                 trained,
                 model,
             )
-        tokenizer = _tokenizer_beside(checkpoint, chat_template)  # while the device packs the weights
+        tokenizer = _tokenizer_beside(checkpoint, chat_template)  # runs while the device packs weights
 
         def on_progress(what: str, done: int, total: int) -> None:
             if tokenizer.done():
-                tokenizer.result()  # its error now, and not after the last weight
+                tokenizer.result()  # raises the tokenizer's error early, before all weights are loaded
             if progress:
                 progress(what, done, total)
 
@@ -212,12 +212,12 @@ def load_random(
     progress: Progress | None = None,
     seed: int = 0,
 ) -> LLM:
-    """A model of real shape with random weights made on the device, to measure speed without a download.
+    """Returns a model with a real shape and random weights made on the device, to measure speed without a download.
 
-    shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. It has no
-    tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" and the other
-    quantised types (docs/guide/quantization.md): random numbers and scales, embedding and output head of 8 bits. Or
-    "q4_k_m" or "q5_k_m": tensors in the formats that llama.cpp's files of that name have them in.
+    shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. The model has no
+    tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" or another
+    quantised type (docs/guide/quantization.md): random numbers and scales, with 8-bit embedding and output head.
+    "q4_k_m" and "q5_k_m" use the tensor formats of llama.cpp files with the same name.
 
     Raises a subclass of LlmclError, as `load` does.
     """
@@ -244,7 +244,7 @@ def load_random(
 
 
 def _check_verifies(config: ModelConfig, model: str) -> None:
-    """Raises UnsupportedModelError for a model that cannot forget the last tokens of a text at once."""
+    """Raises UnsupportedModelError for a model that cannot drop a sequence's last tokens."""
     if config.state_bytes:
         raise UnsupportedModelError(
             f"{shown(model)} has recurrent layers, whose state cannot go back to before a rejected token; leave out "
@@ -253,7 +253,7 @@ def _check_verifies(config: ModelConfig, model: str) -> None:
 
 
 def draft_model_of(llm: LLM, draft: LLM) -> DraftModel:
-    """What drafts for `llm` with the model of `draft`. Raises UsageError where their vocabularies differ."""
+    """Returns a drafter for `llm` with the model of `draft`. Raises UsageError if the vocabularies differ."""
     own, other = llm.tokenizer, draft.tokenizer
     if own is not None and other is not None and (token := own.differing_token(other)) is not None:
         raise UsageError(
@@ -265,7 +265,7 @@ def draft_model_of(llm: LLM, draft: LLM) -> DraftModel:
 
 
 def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Future[Tokenizer]:
-    """Makes the tokenizer in a thread of its own, for which neither Ctrl-C nor the end of the program waits."""
+    """Makes the tokenizer in a daemon thread, so neither Ctrl-C nor the program's end waits for it."""
     future: Future[Tokenizer] = Future()
 
     def make() -> None:
@@ -274,7 +274,7 @@ def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Futu
             if chat_template is not None:
                 tokenizer.use_chat_template(chat_template)
             future.set_result(tokenizer)
-        except BaseException as error:  # it is raised where the result is asked for
+        except BaseException as error:  # raised again when the result is read
             future.set_exception(error)
 
     Thread(target=make, name="tokenizer", daemon=True).start()
@@ -338,7 +338,7 @@ def _assemble(
         needed["held already"] = device.allocated_bytes
     check_memory(needed, device)
     exact = exact_queries(types, kv_dtype)
-    cache: KVCache  # first: it fails at once where a buffer is too large
+    cache: KVCache  # first: a too large buffer fails at once
     if request.page_tokens is None:
         cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
     else:

@@ -1,4 +1,4 @@
-"""Why no token could be chosen: looked into on the host once that has happened, so that no other step pays for it."""
+"""Explains on the host why no token could be chosen. Runs only after the failure, so normal steps pay nothing."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 
-MAX_SQUARE = 1.8e19  # beyond it a square overflows float32
+MAX_SQUARE = 1.8e19  # the square of a larger number overflows float32
 FLOAT16_MOST = 65504
 
 
 def check_logits(model: Model, sequence: SequenceState, logits: np.ndarray, first: int = 0) -> None:
-    """Raises DeviceError for the first row of logits [n, vocab] that gives no probabilities: it has a NaN or a positive
-    infinity, or nothing else than negative ones. first: which token of the sequence row 0 follows.
+    """Raises DeviceError for the first row of logits [n, vocab] without probabilities: with a NaN, a positive infinity,
+    or only negative infinities. first: position of the token before row 0.
     """
     bad = np.flatnonzero(~np.isfinite(logits.max(axis=1)))
     if bad.size:
@@ -27,7 +27,9 @@ def check_logits(model: Model, sequence: SequenceState, logits: np.ndarray, firs
 
 
 def check_scored(model: Model, sequence: SequenceState, token_ids: Sequence[int]) -> None:
-    """Computes the logits of an empty sequence's token_ids again, chunk by chunk. Raises as `check_logits`."""
+    """Recomputes the logits of token_ids, chunk by chunk, for an empty sequence. Raises the errors of
+    `check_logits`.
+    """
     first, vocab_size = 0, model.config.vocab_size
     for buffer, n in model.logit_chunks(sequence, token_ids):
         check_logits(model, sequence, model.device.read(buffer, np.float32, (n, vocab_size)), first)
@@ -37,9 +39,9 @@ def check_scored(model: Model, sequence: SequenceState, token_ids: Sequence[int]
 def why_no_token(
     model: Model, sequence: SequenceState, logits: np.ndarray | None = None, what: str = "no token can be chosen"
 ) -> str:
-    """A message for the user: what the logits are, where that began, and what may help.
+    """Returns a message for the user: the state of the logits, the first bad layer, and possible remedies.
 
-    logits: [vocab]; None: those that the last step left. what: the consequence, which begins the message.
+    logits: [vocab]; None uses the last step's logits. what: the consequence, as the message's first words.
     """
     if logits is None:
         logits = model.device.read(model.act.logits, np.float32, (model.config.vocab_size,))
@@ -73,8 +75,8 @@ def _cause(model: Model, sequence: SequenceState) -> str:
 
 
 def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndarray]]:
-    """Keys and values of each layer, or latents, [n_kv_heads, n, head_dim], of the text so far; none of a quantised
-    cache.
+    """Yields the keys and values, or latents, of each layer for the text so far: [n_kv_heads, n, head_dim]. Yields
+    nothing for a quantised cache.
     """
     cache, page_tokens, kv_dtype = model.cache, model.cache.shape.page_tokens, model.cache.shape.kv_dtype
     if kv_dtype in QUANTIZED:
@@ -99,7 +101,7 @@ def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndar
 
 
 def _widened(bits: np.ndarray, kv_dtype: str) -> np.ndarray:
-    """What the bits of a cache mean."""
+    """Converts cache bits to floats."""
     return (bits.astype(np.uint32) << 16).view(np.float32) if kv_dtype == "bfloat16" else bits
 
 

@@ -1,9 +1,9 @@
-"""Scheduler: which sequences the next step extends, and by how much.
+"""Scheduler: decides which sequences the next step extends, and by how many tokens.
 
-A step is a list of rows. A sequence that decodes has one row, a prompt that is read has a chunk of rows beside them:
-however long it is, the others get their next token after max_step_tokens rows at the latest. Jobs go by rank: first
-come, first served among those of one priority. Where the KV cache has too few pages, the lowest in rank gives its own
-back and is read again later, prompt and answer so far. Nothing here knows a device.
+A step is a list of rows. A decoding sequence has one row. A prompt adds a chunk of rows. Even with a long prompt, other
+sequences get their next token after at most max_step_tokens rows. Jobs are served by rank: by priority, then first
+come, first served. If the KV cache has too few pages, the job with the lowest rank gives up its pages and is read again
+later, prompt and answer so far. The scheduler does not depend on a device.
 
 Source: Agrawal et al., "Taming Throughput-Latency Tradeoff in LLM Inference with Sarathi-Serve" (2024).
 """
@@ -26,80 +26,68 @@ from llmcl.ops.sample import SamplingParams
 
 @dataclass(eq=False)
 class Job:
-    """A prompt and its answer so far.
-
-    params: seeded, so that the answer is the same when its beginning is read again. max_tokens: the answer fits into
-    the scheduler's max_context. priority: the higher goes first. sampled: ids that the host knows.
-    n_given: tokens that the caller has, of which those that `sampled` lacks are computed once more.
-    n_found: tokens of the prompt that the cache held when it began. begun_ns: when that was, on the host's clock.
-    n_enqueued: tokens whose sampling was enqueued, those that the host does not know yet included. sequence: its place
-    in the KV cache; None while it has none. text: what is read before the next token is sampled. verified: its steps
-    that verified a draft. done: it gets no more. matcher: which tokens may come next; it has accepted `sampled`. None:
-    all. submitted_ns: when it began to wait, on the same clock. prompt_logprobs: alternatives beside the
-    log-probability of each token of the prompt, which `scored` then has; None: they are not wanted.
-    """
+    """A prompt and its answer so far."""
 
     prompt: Sequence[int]
-    params: SamplingParams
-    max_tokens: int
-    priority: int = 0
-    matcher: Matcher | None = None
-    sampled: list[int] = field(default_factory=list)
-    n_given: int = 0
-    n_found: int = 0
-    begun_ns: int | None = None
-    n_enqueued: int = 0
-    sequence: SequenceState | None = None
-    text: list[int] = field(default_factory=list)
-    verified: StepCount = field(default_factory=StepCount)
+    params: SamplingParams  # seeded, so rereading gives the same answer
+    max_tokens: int  # the answer fits into the scheduler's max_context
+    priority: int = 0  # higher first
+    matcher: Matcher | None = None  # restricts the next token, after accepting `sampled`; None: no restriction
+    sampled: list[int] = field(default_factory=list)  # ids known to the host
+    n_given: int = 0  # tokens the caller has; those missing in `sampled` are computed again
+    n_found: int = 0  # prompt tokens found in the cache at the start
+    begun_ns: int | None = None  # start time on the host's clock
+    n_enqueued: int = 0  # tokens whose sampling was enqueued, ids unknown to the host included
+    sequence: SequenceState | None = None  # None while the job has no slot in the KV cache
+    text: list[int] = field(default_factory=list)  # tokens to read before the next token is sampled
+    verified: StepCount = field(default_factory=StepCount)  # steps that verified a draft
     rank: tuple[int, int] = (0, 0)
-    done: bool = False
-    submitted_ns: int | None = None
-    prompt_logprobs: int | None = None
-    scored: list[LogProb | None] = field(init=False)
+    done: bool = False  # gets no more tokens
+    submitted_ns: int | None = None  # time of submission, same clock as begun_ns
+    prompt_logprobs: int | None = None  # alternatives per prompt token; None: prompt log-probabilities are not wanted
+    scored: list[LogProb | None] = field(init=False)  # log-probabilities of the prompt's tokens
 
     def __post_init__(self) -> None:
-        self.scored = [None] * len(self.prompt)  # nothing comes before the first
+        self.scored = [None] * len(self.prompt)  # the first token has no tokens before it
 
     @property
     def n_scored(self) -> int:
-        """Tokens at the beginning of the prompt of which the log-probability of the next one is wanted."""
+        """Returns how many tokens at the start of the prompt need the next token's log-probability."""
         return 0 if self.prompt_logprobs is None else len(self.prompt) - 1
 
     def progress(self) -> tuple[int, int]:
-        """Tokens of the prompt that the cache held, and those that were read so far; for any thread."""
+        """Returns the prompt tokens found in the cache and the prompt tokens read so far. Any thread may call it."""
         sequence = self.sequence
         return self.n_found, 0 if sequence is None else min(sequence.position, len(self.prompt))
 
     @property
     def unread(self) -> int:
-        """Tokens of `text` that no step has read yet."""
+        """Returns how many tokens in `text` no step has read yet."""
         return 0 if self.sequence is None else max(0, len(self.text) - self.sequence.position)
 
     def restart(self) -> None:
-        """Begins the answer anew, with the same tokens."""
-        assert len(self.sampled) == self.n_enqueued  # no id is under way
+        """Restarts the answer. Sampling yields the same tokens."""
+        assert len(self.sampled) == self.n_enqueued  # no id is pending
         self.n_given = max(self.n_given, self.n_enqueued)
         self.sampled, self.n_enqueued = [], 0
         if self.matcher is not None:
             self.matcher.reset()
 
     def note_verified(self, n_rows: int, n_tokens: int) -> None:
-        """A step with so many rows of it, that verify a draft, has sampled so many tokens."""
+        """Records a step that verified a draft: n_rows rows, n_tokens sampled tokens."""
         before = self.verified
         self.n_enqueued += n_tokens - 1
         self.verified = StepCount(before.steps + 1, before.rows + n_rows, before.tokens + n_tokens)
 
     def rows(self) -> int:
-        """Tokens that the sequence is to be extended by, as soon as may be."""
+        """Returns how many tokens the sequence should be extended by next."""
         return self.unread or int(self.n_enqueued < self.max_tokens)
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Tokens of a prompt that a step reads, from `position` on; after the last of them a token is sampled.
-
-    following: the token behind each of them, if the log-probabilities of these are wanted; else None.
+    """Prompt tokens that one step reads, from `position` on. is_last: the step samples a token after the chunk.
+    following: the next token after each token, if log-probabilities are wanted; else None.
     """
 
     job: Job
@@ -111,7 +99,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Plan:
-    """A step. ended: sequences that give their places back first. started: jobs whose sequences get one."""
+    """A step. ended: sequences to remove from the batch first. started: jobs whose sequences get a slot."""
 
     ended: list[SequenceState]
     started: list[Job] = field(default_factory=list)
@@ -124,15 +112,15 @@ class Plan:
 
     @property
     def n_keys(self) -> int:
-        """Keys that the step attends to, those of a chunk counted once."""
+        """Returns the keys that the step attends to, counted once per chunk."""
         decode = sum(len(job.prompt) + job.n_enqueued - 1 for job in self.decode)
         return decode + sum(chunk.position + len(chunk.token_ids) for chunk in self.prefill)
 
 
 class Scheduler:
-    """Jobs that wait and jobs that run, each list by rank; at most max_sequences run.
+    """Manages waiting and running jobs, each list by rank. At most max_sequences jobs run.
 
-    It alone gives out the pages of `cache`, and `plan` promises none that is not free.
+    The scheduler alone gives out the pages of `cache`, and `plan` never promises a page that is not free.
     """
 
     def __init__(
@@ -145,11 +133,12 @@ class Scheduler:
         max_prompt_tokens: int = 0,
         tokens_beside: Callable[[int], int] | None = None,
     ):
-        """max_prompt_tokens: of a step in which nobody decodes; at least max_step_tokens. tokens_beside: of a step in
-        which so many decode, these included, if that is less; None: max_step_tokens.
+        """max_prompt_tokens: row limit for a step without decoding rows, at least max_step_tokens. tokens_beside: row
+        limit for a step, given its decoding rows (included in the limit), if lower than max_step_tokens. None:
+        max_step_tokens.
 
-        cell_tokens: see `Batch.cell_tokens`; chunks are such cells. What is read again after a preemption is the
-        prompt alone; the answer so far is decoded again, by the same kernels as before. 0: chunks are of any length.
+        cell_tokens: see `Batch.cell_tokens`. Chunks are then whole cells, and after a preemption only the prompt is
+        read again, while the answer is decoded again by the same kernels. 0: chunks have any length.
         """
         if max_step_tokens < max_sequences + max(0, cell_tokens - 1):
             of_cells = f" and {cell_tokens - 1} more for a prompt (batch_invariant)" if cell_tokens else ""
@@ -171,7 +160,7 @@ class Scheduler:
 
     @property
     def max_context(self) -> int:
-        """Tokens of the longest text that can run, alone if need be."""
+        """Returns the length of the longest sequence that can run, if necessary alone."""
         return min(self.cache.max_context, len(self.cache.order) * self.cache.page_tokens)
 
     @property
@@ -180,18 +169,18 @@ class Scheduler:
 
     @property
     def has_room(self) -> bool:
-        """Where nothing runs: whether a step could read more prompts than those that wait."""
+        """Returns whether a step could read more prompts than the waiting ones. Only valid while nothing runs."""
         n_tokens = sum(len(job.prompt) for job in self.waiting)
         return len(self.waiting) < self.max_sequences and n_tokens < self.max_prompt_tokens
 
     def submit(self, job: Job) -> None:
-        """Has the job wait for its turn."""
+        """Adds a job to the queue."""
         assert job.prompt and 1 <= job.max_tokens <= self.max_context - len(job.prompt) + 1
         job.rank = -job.priority, next(self._arrivals)
         insort(self.waiting, job, key=_rank)
 
     def end(self, job: Job) -> None:
-        """The job is over, whether it has all its tokens or not: its pages are free now, its place in the next step."""
+        """Ends a job, finished or not. Its pages are free at once, its slot in the next step."""
         if not job.done:
             job.done = True
             if job.sequence is None:
@@ -200,7 +189,7 @@ class Scheduler:
                 self._take_from(job)
 
     def plan(self) -> Plan:
-        """The next step. What it reads and samples counts as enqueued from now on."""
+        """Plans the next step and counts its reads and samples as enqueued."""
         ended, self._ended = self._ended, []
         plan, n_preempted = Plan(ended), self.n_preempted
         extended = [(job, job.unread, job.rows()) for job in self.running]
@@ -208,7 +197,7 @@ class Scheduler:
         most = self.max_step_tokens if n_decoding else self.max_prompt_tokens
         if n_decoding and self._tokens_beside is not None:
             most = min(most, self._tokens_beside(n_decoding))
-        budget = most - n_decoding  # for prompts
+        budget = most - n_decoding  # rows left for prompts
         promised = 0  # pages
         for job, unread, n_rows in extended:
             n_rows = self._chunk(job.sequence, unread, budget) if unread and job.sequence else n_rows
@@ -217,7 +206,7 @@ class Scheduler:
             needed = self.cache.missing_pages(job.sequence, n_rows)
             while needed and needed > (free := self.cache.n_free - promised):
                 youngest = self.running[-1]
-                if unread and youngest is job:  # as much as there is room for
+                if unread and youngest is job:  # read as much as fits
                     room = -job.sequence.position % self.cache.page_tokens + free * self.cache.page_tokens
                     n_rows = self._chunk(job.sequence, unread, min(n_rows, room))
                     needed = self.cache.missing_pages(job.sequence, n_rows)
@@ -241,7 +230,7 @@ class Scheduler:
         return plan
 
     def _admit(self, plan: Plan, budget: int) -> None:
-        """Starts jobs that wait, in order, while the prompts of all fit and each that runs can have one page more."""
+        """Starts waiting jobs in order, while all prompts fit and each running job can get one more page."""
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             job = self.waiting[0]
             sequence = self.cache.sequence()
@@ -249,12 +238,12 @@ class Scheduler:
             n_text = len(text)
             if self.cell_tokens:
                 text = [*job.prompt]
-                # Without the last token, whose key is appended as those of decoded tokens are.
+                # Exclude the last token: its key is appended by a decode kernel.
                 sequence.n_findable = (len(text) - 1) // self.cell_tokens * self.cell_tokens
-            if not job.n_scored:  # else all its rows are to be computed
+            if not job.n_scored:  # otherwise all its rows must be computed
                 self.cache.share_pages(sequence, text, self.cell_tokens or 1)
             elif self.cell_tokens:
-                sequence.n_findable = 0  # read by other kernels than the prompts of others
+                sequence.n_findable = 0  # read by different kernels than other prompts
             n_rows = self._chunk(sequence, len(text) - sequence.position, budget)
             if not n_rows:
                 self.cache.truncate(sequence, 0)
@@ -271,7 +260,7 @@ class Scheduler:
                 job.n_found = sequence.position
             if self.cell_tokens:
                 job.restart()
-            assert len(job.sampled) == job.n_enqueued  # no id is under way that `text` lacks
+            assert len(job.sampled) == job.n_enqueued  # `text` includes every pending id
             job.sequence, job.text = sequence, text
             sequence.sampling, sequence.n_sampled = job.params, len(job.sampled)
             insort(self.running, job, key=_rank)
@@ -289,14 +278,14 @@ class Scheduler:
             plan.prefill.append(Chunk(job, first, job.text[first:last], last == len(job.text), following))
 
     def _chunk(self, sequence: SequenceState, unread: int, most: int) -> int:
-        """Tokens of a prompt, of which so many are unread, that a step reads: at most `most`, and whole cells."""
+        """Returns how many prompt tokens a step reads: at most `most` of `unread`, and whole cells."""
         n = min(unread, most)
         if self.cell_tokens and n < unread:
             n -= (sequence.position + n) % self.cell_tokens
         return max(0, n)
 
     def _preempt(self, job: Job) -> None:
-        """The job gives up pages and place, and is the first of its rank to get new ones."""
+        """Takes pages and slot from a job and queues it again by rank."""
         self.n_preempted += 1
         self._take_from(job)
         insort(self.waiting, job, key=_rank)

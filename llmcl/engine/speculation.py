@@ -1,4 +1,6 @@
-"""Speculative decoding of one text: tokens are drafted, and the model verifies several in one step, where that pays."""
+"""Speculative decoding for one sequence: a drafter guesses tokens, and the model verifies several in one step if it
+pays.
+"""
 
 from __future__ import annotations
 
@@ -23,9 +25,9 @@ Sampled = Callable[[], list[int]]
 
 
 class Speculation:
-    """How the next tokens of a text are computed. This one drafts nothing: each step computes one.
+    """Computes a sequence's next tokens. The base class drafts nothing: each step computes one token.
 
-    looks_ahead: whether the next step can be enqueued before the token that it takes has been read. counted: steps that
+    looks_ahead: whether the next step can be enqueued before its input token has been read. counted: steps that
     verified a draft.
     """
 
@@ -34,37 +36,39 @@ class Speculation:
 
     @property
     def for_several(self) -> tuple[Drafter | None, DraftLength | None]:
-        """What drafts for several texts in one step, if it can, and how many tokens: see `TogetherSteps`."""
+        """Returns the drafter for several sequences per step, if supported, and the draft length (see
+        `TogetherSteps`).
+        """
         return None, None
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        """An answer to `prompt`, whose tokens are chosen as params say, which have a seed."""
+        """Begins an answer to `prompt`. Tokens are sampled with params, seed included."""
 
     def push(self, tokens: Sequence[int]) -> None:
-        """These tokens of the answer have been read."""
+        """Records tokens of the answer that were read."""
 
     def draft(self, unread: int, most: int) -> list[int]:
-        """Tokens that the next step is to verify, at most `most`; none: a decode step is faster.
+        """Returns at most `most` tokens for the next step to verify. Empty: a decode step is faster.
 
-        unread: tokens that were sampled and not read, 0 or 1.
+        unread: tokens sampled but not read yet, 0 or 1.
         """
         return []
 
     def verify(
         self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
     ) -> Sampled:
-        """As `Verification.verify`. checked: the function returned raises DeviceError where no token can be chosen.
+        """Runs `Verification.verify`. checked: the returned function raises DeviceError if no token can be chosen.
 
-        matcher: has accepted the token sampled last, and allows the draft; all tokens sampled are such that may come.
+        matcher: has accepted the last sampled token and allows the draft. It restricts all sampled tokens.
         """
         raise NotImplementedError
 
     def decoded(self, sampled: Sampled) -> Sampled:
-        """Hears of a step without a draft; sampled: waits for its token."""
+        """Records a step without a draft. sampled: waits for the token."""
         return sampled
 
     def on(self, model: Model, progress: Progress | None = None) -> Speculation:
-        """The same for another model with the same weights, a batch's, while this one has nothing to do."""
+        """Returns a copy for another model with the same weights (a batch's), while the current one is idle."""
         return self
 
 
@@ -72,9 +76,9 @@ NO_SPECULATION = Speculation()
 
 
 class Drafting(Speculation):
-    """Speculative decoding: what a drafter guesses, the model verifies.
+    """Speculative decoding: the drafter guesses, the model verifies.
 
-    length: how many tokens to draft; None: what each step shows about costs and gains decides.
+    length: how many tokens to draft. None: decided from measured costs and gains.
     """
 
     def __init__(

@@ -1,17 +1,18 @@
-"""What a generation took: time to first token, time between tokens, bytes moved; defined as the field does.
+"""Statistics of a generation: time to first token, time between tokens, bytes moved, with the field's usual
+definitions.
 
-With t_1 ... t_N the times at which token ids reach the host, on the host's clock, sampling included:
+Let t_1 ... t_N be the times when token ids reach the host, on the host's clock, sampling included:
 
 - TTFT, time to first token: t_1 minus the start of the request.
 - queue time: until an engine begins with the request, a part of TTFT.
 - TBT, time between tokens (also called inter-token latency): t_i - t_(i-1) for i >= 2. A stall is a TBT above
-  twice the median. Where several tokens reach the host together, TBT is the time from one arrival to the next.
-- TPOT, time per output token: (t_N - t_1) / (N - 1), the mean TBT where each token arrives alone.
+  twice the median. If several tokens reach the host together, TBT is the time from one arrival to the next.
+- TPOT, time per output token: (t_N - t_1) / (N - 1), the mean TBT if each token arrives alone.
 - decode rate: 1 / TPOT. (N tokens divided by N - 1 gaps would flatter.)
 - prefill rate: prompt tokens computed, divided by the time from the start of their computation to t_1.
 
-Tokens arrive together from a step of speculative decoding, and from a launch that computes several steps on a CPU which
-other programs use, too. The first token of an arrival has the whole time as its TBT, the others have 0.
+Tokens arrive together from a step with speculative decoding, and from a launch that computes several steps on a CPU
+shared with other programs. The first token of an arrival gets the whole time as TBT, the others get 0.
 
 A value that does not exist (TBT of a single token) is None, never NaN.
 """
@@ -30,17 +31,17 @@ from llmcl.errors import counted
 if TYPE_CHECKING:
     from llmcl.models.verification import StepCount
 
-Row = tuple[str, str | None, str]  # of a report: label, value (None: left out), meaning
+Row = tuple[str, str | None, str]  # report row: label, value (None: left out), meaning
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 
 
 def between_arrivals(tbt_ms: Iterable[float]) -> list[float]:
-    """Leaves out the tokens that arrived together with the one before, whose time is 0."""
+    """Returns the times without zeros. A token that arrived together with the previous token has time 0."""
     return [value for value in tbt_ms if value > 0]
 
 
 def percentile(ordered: Sequence[float], fraction: float) -> float:
-    """The value below which `fraction` (0..1) of `ordered` (ascending, not empty) lies, interpolated."""
+    """Returns the value below which `fraction` (0..1) of `ordered` (ascending, not empty) lies, interpolated."""
     position = fraction * (len(ordered) - 1)
     below = math.floor(position)
     above = min(below + 1, len(ordered) - 1)
@@ -48,9 +49,9 @@ def percentile(ordered: Sequence[float], fraction: float) -> float:
 
 
 def summarize(times_ms: Iterable[float]) -> dict[str, float | None]:
-    """Mean, std (of the population), min, p50, p90, p95, p99, max in ms, and the number of stalls.
+    """Returns mean, std (of the population), min, p50, p90, p95, p99, max in ms, and the number of stalls.
 
-    Without any time there are 0 stalls and everything else is None.
+    Without any time, stalls is 0 and everything else is None.
     """
     times = sorted(times_ms)
     if not times:
@@ -64,44 +65,40 @@ def summarize(times_ms: Iterable[float]) -> dict[str, float | None]:
 
 @dataclass
 class GenerationStats:
-    """One generation. Times in milliseconds, sizes in bytes; None where a value does not exist.
+    """Statistics of one generation. Times in milliseconds, sizes in bytes; None if a value does not exist.
 
-    The `_per_token` values count decode steps only, not the prefill. compile_ms: on the device since it was opened, for
-    kernels that were not in the cache. cached_tokens: of the prompt, which the KV cache held. arrivals: how often
-    tokens reached the host, one or several together; tbt_ms is the time between two arrivals. Of speculative decoding
-    alone: rows_per_step, which the model computed, tokens_per_step, which came of them, drafted_tokens and, of these,
-    accepted_tokens.
+    The `_per_token` values count decode steps only, not the prefill.
     """
 
     prompt_tokens: int
-    cached_tokens: int
+    cached_tokens: int  # prompt tokens found in the KV cache
     generated_tokens: int
     load_ms: float | None
-    compile_ms: float | None
+    compile_ms: float | None  # compile time since the device was opened, for kernels missing in the cache
     ttft_ms: float | None
     prefill_tokens_per_s: float | None
-    tbt_ms: dict[str, float | None]
+    tbt_ms: dict[str, float | None]  # time between two arrivals
     tpot_ms: float | None
     decode_tokens_per_s: float | None
     device_to_host_bytes_per_token: float | None
     host_to_device_bytes_per_token: float | None
     kernel_launches_per_token: float | None
-    rows_per_step: float | None
-    tokens_per_step: float | None
-    drafted_tokens: int | None
-    accepted_tokens: int | None
+    rows_per_step: float | None  # speculative decoding only: rows computed per step
+    tokens_per_step: float | None  # speculative decoding only
+    drafted_tokens: int | None  # speculative decoding only
+    accepted_tokens: int | None  # speculative decoding only
     peak_device_bytes: int | None
     queue_ms: float | None
-    arrivals: int
+    arrivals: int  # how often tokens reached the host, one or several together
 
     def to_dict(self) -> dict[str, Any]:
-        """The fields as plain values that JSON can hold."""
+        """Returns the fields as plain JSON values."""
         return asdict(self)
 
     def report(self, device: str | None = None, model: str | None = None, width: int | None = None) -> str:
-        """The report for people: each quantity with its unit and meaning; what does not exist is left out.
+        """Returns the report for people: each quantity with unit and meaning. Missing values are left out.
 
-        width: columns; a meaning that does not fit into them is left out, too.
+        width: columns. A meaning that does not fit is left out, too.
         """
         to_host = _with_unit(self.device_to_host_bytes_per_token, 1, "bytes to the host")
         to_device = _with_unit(self.host_to_device_bytes_per_token, 1, "to the device")
@@ -136,14 +133,16 @@ class GenerationStats:
 
 
 def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = None) -> str:
-    """The part of the report that there is of an answer which was stopped after n_tokens."""
+    """Returns the available part of the report for an answer stopped after n_tokens."""
     rows: list[Row] = [("stopped", f"after {counted(n_tokens, 'token')}", "")]
     times = between_arrivals(tbt_ms)
     return _lines(rows + _tbt_rows(summarize(times), n_tokens, 1 + len(times)), width)
 
 
 def _tbt_rows(tbt: dict[str, float | None], n_tokens: int, n_arrivals: int, *, drafted: bool = False) -> list[Row]:
-    """drafted: steps differ in length, so a time above twice the median is no stall."""
+    """Returns the rows on arrivals and TBT. drafted: steps differ in length, so a time above twice the median is no
+    stall.
+    """
     together = n_arrivals < n_tokens
     what, each = (
         ("arrivals", f"{n_arrivals}, {n_tokens / max(1, n_arrivals):.2f} tokens each") if together else ("tokens", None)
@@ -180,12 +179,10 @@ def _mebi(size_bytes: int | None) -> float | None:
 
 
 class Recorder:
-    """Takes the times of one generation and makes its GenerationStats.
+    """Records the times of one generation and makes its GenerationStats.
 
-    Args:
-        prompt_tokens: length of the whole prompt.
-        prefilled_tokens: how many of them are computed now, if the KV cache holds the others. Default: all.
-        start_ns: `time.perf_counter_ns()` at the start of the request. Default: now.
+    prompt_tokens: length of the whole prompt. prefilled_tokens: prompt tokens computed now, if the KV cache holds the
+    rest; default all. start_ns: `time.perf_counter_ns()` at the start of the request; default now.
     """
 
     def __init__(self, prompt_tokens: int, *, prefilled_tokens: int | None = None, start_ns: int | None = None) -> None:
@@ -193,7 +190,7 @@ class Recorder:
         self.prefilled_tokens = prompt_tokens if prefilled_tokens is None else prefilled_tokens
         self._start_ns = time.perf_counter_ns() if start_ns is None else start_ns
         self._token_ns: list[int] = []
-        self._arrival_ns: list[int] = []  # of the first token of each arrival
+        self._arrival_ns: list[int] = []  # first token of each arrival
         self.begun_ns: int | None = None  # when an engine began with the request
 
     @property
@@ -201,9 +198,9 @@ class Recorder:
         return len(self._token_ns)
 
     def token(self, *, together: bool = False) -> float | None:
-        """Marks a token id that reached the host. Returns its TBT in milliseconds, None for the first one.
+        """Records a token id that reached the host. Returns its TBT in milliseconds, or None for the first token.
 
-        together: it arrived with the token before, so its TBT is 0.
+        together: the token arrived with the previous token, so its TBT is 0.
         """
         now_ns = time.perf_counter_ns()
         self._token_ns.append(now_ns)
@@ -224,8 +221,8 @@ class Recorder:
         kernel_launches: int | None = None,
         peak_device_bytes: int | None = None,
     ) -> GenerationStats:
-        """The statistics so far. Bytes and launches are totals over the steps after the prefill: `decode_steps` of one
-        token and, with speculative decoding, those that verified drafts. None: not known.
+        """Returns the statistics so far. Bytes and launches are totals over the steps after the prefill: `decode_steps`
+        one-token steps plus steps that verified drafts. None: not known.
         """
         times = self._token_ns
         tokens = decode_steps + (verified.tokens if verified else 0)

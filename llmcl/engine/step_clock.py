@@ -1,4 +1,4 @@
-"""How long steps take on a device that may run ahead of the host."""
+"""Measures step times, even if the device runs ahead."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ T = TypeVar("T")
 
 
 class StepClock:
-    """Times steps in the order in which they are read."""
+    """Times steps in reading order."""
 
     def __init__(self) -> None:
         self._read_s = 0.0
 
     def timed(self, wait: Callable[[], T], started_s: float, record: Callable[[T, float], None]) -> Callable[[], T]:
-        """`wait`, which tells `record` what it found and the seconds of the step. started_s: when it was enqueued."""
+        """Wraps `wait` and passes the result and the step's seconds to `record`. started_s: when the step was
+        enqueued.
+        """
 
         def waited() -> T:
             found = wait()
             now_s = time.perf_counter()
-            # A device that runs ahead begins when the step before has ended.
+            # A device that runs ahead begins a step when the previous step has ended.
             record(found, now_s - max(started_s, self._read_s))
             self._read_s = now_s
             return found

@@ -1,4 +1,4 @@
-"""The loop of an engine: has the device compute what the scheduler plans, and hands out the tokens."""
+"""The engine's loop: runs the scheduler's plans on the device and hands out tokens."""
 
 from __future__ import annotations
 
@@ -24,33 +24,28 @@ from llmcl.ops.sample import SamplingParams
 
 
 class Batch(Protocol):
-    """Sequences that are extended together on the device.
-
-    max_sequences: places there. max_context: tokens of a sequence. max_rows: of a step. reads_together: else a
-    step has rows that decode, or one chunk. max_draft_rows: of a step that verifies drafts of several sequences; 0:
-    there is none. runs_ahead: the next step is to be enqueued before the ids of the last one are read. cell_tokens: 0,
-    or a row has the same bits whatever else a step has, if prompts are read in cells of so many tokens, counted from
-    the beginning, each in a step of its own.
-    """
+    """Sequences extended together on the device."""
 
     @property
-    def max_sequences(self) -> int: ...
+    def max_sequences(self) -> int: ...  # slots
     @property
     def cache(self) -> PagedKVCache: ...
     @property
-    def max_context(self) -> int: ...
+    def max_context(self) -> int: ...  # tokens per sequence
     @property
-    def max_rows(self) -> int: ...
+    def max_rows(self) -> int: ...  # per step
     @property
-    def reads_together(self) -> bool: ...
+    def reads_together(self) -> bool: ...  # False: a step holds decoding rows or one chunk, never both
     @property
-    def max_draft_rows(self) -> int: ...
+    def max_draft_rows(self) -> int: ...  # limit for a step that verifies drafts of several sequences; 0: not supported
     @property
-    def runs_ahead(self) -> bool: ...
+    def runs_ahead(self) -> bool: ...  # the next step should be enqueued before the last step's ids are read
     @property
+    # 0, or cell size for invariant results: prompts are read in cells from the beginning, each cell in its own step,
+    # and a row then has the same bits regardless of other rows
     def cell_tokens(self) -> int: ...
     def start(self, sequence: SequenceState, params: SamplingParams) -> None:
-        """Gives the sequence a place. Its next token is number sequence.n_sampled that `params` chooses."""
+        """Gives the sequence a slot. Its next token is number sequence.n_sampled sampled with `params`."""
 
     def step(
         self,
@@ -58,46 +53,49 @@ class Batch(Protocol):
         chunks: Sequence[PromptChunk],
         before_sampling: Callable[[], None] | None = None,
     ) -> Callable[[], list[int]]:
-        """Extends each of `decode` by its last sampled token and the others by chunks of their prompts, and samples
-        what follows: for `decode`, then for the last chunks. The function returned waits for the ids.
+        """Extends each of `decode` by its last sampled token and other sequences by prompt chunks. Samples the next
+        tokens: for `decode`, then for the last chunks. The returned function waits for the ids.
 
-        before_sampling: called while the device computes what the choice of the tokens follows.
+        before_sampling: called while the device computes the logits.
         """
         ...
 
     def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
-        """The next tokens of these sequences are of these, masks as of `LogitBias.allow`; None: all may come."""
+        """Restricts the next token of each sequence to a mask (see `LogitBias.allow`). None removes the restriction."""
 
     def verify(
         self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
     ) -> Callable[[], list[int]]:
-        """A step that `enqueue` enqueues, of several rows of a sequence that is alone; waits for the tokens sampled."""
+        """Runs a verification step, made by `enqueue`, for a sequence that runs alone. Waits for the sampled tokens."""
         ...
 
     def verify_drafts(self, drafts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[list[int]]]:
-        """A step of several sequences, each with the rows of its draft, which may be empty; waits for their tokens."""
+        """Verifies drafts, possibly empty, for several sequences in one step. Waits for the tokens."""
         ...
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
-        """Right after the call that sampled for these: log-probabilities of the tokens. The function returned waits."""
+        """Enqueues the read of log-probabilities right after the call that sampled the tokens. The returned function
+        waits.
+        """
         ...
 
     def prepare_scores(self) -> None:
-        """Makes `score` ready. Raises OutOfDeviceMemoryError where there is no room for it."""
+        """Prepares `score`. Raises OutOfDeviceMemoryError if its buffers do not fit."""
 
     def score(
         self, sequence: SequenceState, token_ids: Sequence[int], following: Sequence[int], top: int
     ) -> Callable[[], list[LogProb]]:
-        """Reads tokens of a prompt in a step of its own. The function returned waits for the log-probability of the
-        token that follows each of them, with `top` alternatives."""
+        """Reads prompt tokens in a separate step. The returned function waits for the log-probabilities of `following`,
+        the next token after each token, with `top` alternatives.
+        """
         ...
 
     def end(self, sequence: SequenceState) -> None:
-        """Takes the place back."""
+        """Frees the sequence's slot."""
 
 
 class Sampled(NamedTuple):
-    """A token of a job's answer."""
+    """A token in a job's answer."""
 
     job: Job
     token: int
@@ -106,19 +104,19 @@ class Sampled(NamedTuple):
 
 @dataclass(frozen=True)
 class Reading:
-    """What a step samples for these jobs; both functions wait. Of each it is one token, or of a draft that is verified
-    one or several. n_rows: of each job's draft and one more; 0 or 1: it has no draft; (): nobody has.
-    """
+    """The pending results of a step. Both functions wait."""
 
     jobs: list[Job]
-    tokens: Callable[[], list[list[int]]]
+    tokens: Callable[[], list[list[int]]]  # per job: one token, or 1 to k if a draft was verified
     logprobs: Callable[[], Sequence[LogProb | None]]
-    n_rows: Sequence[int] = ()
+    n_rows: Sequence[int] = ()  # per job: draft tokens + 1; 0 or 1 without a draft; () if no job has a draft
 
 
 @dataclass(frozen=True)
 class PromptReading:
-    """The log-probabilities of the tokens behind those that a step reads of a prompt, from `position` on; waits."""
+    """The pending log-probabilities of prompt tokens. `position`: the first token read. Each result belongs to the next
+    token.
+    """
 
     job: Job
     position: int
@@ -126,11 +124,11 @@ class PromptReading:
 
 
 class StepLoop:
-    """One step after the other; on a device that runs ahead the ids come a step late.
+    """Runs one step after the other. On a device that runs ahead, ids arrive one step late.
 
-    A sampled token is appended to its sequence once the step that takes it as input is enqueued and its id is known.
-    Of jobs with a matcher the token is chosen once the ids of the step before are read and the mask is known. That is
-    while the device computes the step itself, which needs neither.
+    A sampled token is appended to the sequence once the id is known and the step reading the token is enqueued. For a
+    job with a matcher, sampling waits until the previous step's ids are read and the mask is known. Meanwhile the
+    device computes the step's logits, because logits depend on neither.
     """
 
     def __init__(self, batch: Batch, scheduler: Scheduler, speculation: Speculation = NO_SPECULATION):
@@ -138,7 +136,7 @@ class StepLoop:
         self._scheduler = scheduler
         self._alone = AloneSteps(batch, speculation)
         self._together = TogetherSteps(batch, *speculation.for_several)
-        self._readings: list[Reading | PromptReading] = []  # of the step under way
+        self._readings: list[Reading | PromptReading] = []  # pending in the running step
         self._known: list[Sampled] = []
         self._failed: dict[Job, LlmclError] = {}
         self.metrics = EngineMetrics()
@@ -157,11 +155,11 @@ class StepLoop:
 
     @property
     def has_room(self) -> bool:
-        """Whether a step with those that wait now would have room for a further prompt."""
+        """Returns whether a step with the waiting prompts has room for another prompt."""
         return self._scheduler.has_room
 
     def submit(self, job: Job) -> None:
-        """Has the job wait for its turn. Raises OutOfDeviceMemoryError where what it wants needs more than there is."""
+        """Adds a job to the queue. Raises OutOfDeviceMemoryError if scoring its prompt needs too much memory."""
         if job.n_scored:
             self._batch.prepare_scores()
         job.submitted_ns = time.perf_counter_ns()
@@ -171,10 +169,10 @@ class StepLoop:
         self._scheduler.end(job)
 
     def step(self) -> list[Sampled]:
-        """Enqueues a step; returns the tokens known now, of jobs that go on. The caller ends those that do not.
+        """Enqueues a step and returns the tokens known now, for jobs that continue. The caller ends jobs that do not.
 
-        A job's tokens come in order, several at once where a draft was verified. Then the next step is enqueued in the
-        call that follows.
+        A job's tokens arrive in order, several at once if a draft was verified. In that case the following call
+        enqueues the next step.
         """
         start = time.perf_counter()
         if self._readings and (self._alone.must_be_read or self._together.must_be_read):
@@ -186,7 +184,7 @@ class StepLoop:
         self._count(plan)
         enqueued = self._enqueue(plan)
         for job in plan.decode:
-            _append_inputs(job)  # of which the ids are known where no step was under way
+            _append_inputs(job)  # their ids are known if no step was running
         if self._batch.runs_ahead:
             self._read_all()
             self._readings = enqueued
@@ -196,13 +194,13 @@ class StepLoop:
         return self._known_since(start)
 
     def _known_since(self, start: float) -> list[Sampled]:
-        """The tokens that became known, at the end of a call of `step` that began at `start`."""
+        """Returns the newly known tokens at the end of a `step` call that began at `start`."""
         known, self._known = self._known, []
         self.metrics.step_s += time.perf_counter() - start
         return known
 
     def failures(self) -> dict[Job, LlmclError]:
-        """Jobs whose matchers failed since this was called last. The caller ends them."""
+        """Returns the jobs whose matchers failed since the last call. The caller ends them."""
         failed, self._failed = self._failed, {}
         return failed
 
@@ -217,7 +215,7 @@ class StepLoop:
         metrics.prompt_tokens += sum(len(chunk.token_ids) for chunk in plan.prefill)
 
     def _begin(self, job: Job) -> None:
-        """The job leaves the queue; not once more after a preemption."""
+        """Records when a job leaves the queue. A preempted job is not counted again."""
         if job.begun_ns is None:
             job.begun_ns = time.perf_counter_ns()
             self.metrics.queue_s.observe((job.begun_ns - (job.submitted_ns or job.begun_ns)) / 1e9)
@@ -254,7 +252,7 @@ class StepLoop:
         return PromptReading(job, chunk.position, found)
 
     def _drafted(self, plan: Plan) -> list[Reading]:
-        """The step of a plan as speculation has it, if it is a matter of that."""
+        """Enqueues the plan's step with drafts, if speculation handles it."""
         jobs = [*plan.decode]
         alone = self._alone.enqueue(plan)
         if alone is not None:
@@ -274,7 +272,7 @@ class StepLoop:
         return Reading([*jobs], tokens, self._batch.logprobs([_sequence(job) for job in jobs]))
 
     def _masking(self, jobs: list[Job]) -> Callable[[], None] | None:
-        """What has the next tokens of these jobs chosen from those that may come; None where all may."""
+        """Returns a function that masks the jobs' next tokens, or None if no job has a matcher."""
         if all(job.matcher is None for job in jobs):
             return None
 
@@ -295,7 +293,7 @@ class StepLoop:
         return mask
 
     def _read_all(self) -> None:
-        """Takes the ids of the step under way, as soon as they are there."""
+        """Reads the running step's ids as soon as they arrive."""
         readings, self._readings = self._readings, []
         for reading in readings:
             if isinstance(reading, PromptReading):
@@ -312,7 +310,7 @@ class StepLoop:
                     self._take(job, token, logprob)
 
     def _take(self, job: Job, token: int, logprob: LogProb | None) -> None:
-        """A token of a job is known."""
+        """Records a job's newly known token."""
         if job.done or job in self._failed:
             return
         if not job.sampled and job.begun_ns is not None:
@@ -320,7 +318,7 @@ class StepLoop:
         job.sampled.append(token)
         self._alone.push(job, token)
         _append_inputs(job)
-        if len(job.sampled) > job.n_given:  # else the caller has it
+        if len(job.sampled) > job.n_given:  # otherwise the caller already has the token
             self._known.append(Sampled(job, token, logprob))
         try:
             if job.matcher is not None:
@@ -329,7 +327,7 @@ class StepLoop:
             self._fail(job, error)
 
     def _fail(self, job: Job, error: LlmclError) -> None:
-        """The job gets no more tokens; what the step under way samples for it is thrown away."""
+        """Stops a job. Tokens sampled by the running step are discarded."""
         self._failed[job] = error
 
 
@@ -339,7 +337,7 @@ def _sequence(job: Job) -> SequenceState:
 
 
 def _append_inputs(job: Job) -> None:
-    """Appends the inputs of the steps enqueued so far, whose ids are known now: all but the token sampled last."""
+    """Appends the known inputs of all enqueued steps: every sampled token except the last."""
     if job.sequence is not None:
         n_held = job.sequence.position - len(job.prompt)
         assert n_held >= 0

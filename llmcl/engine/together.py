@@ -1,8 +1,8 @@
-"""Speculative decoding in an engine, of several texts in one step.
+"""Speculative decoding in an engine for steps with several sequences.
 
-A text then has the token that it sampled last as a row, and its draft as rows behind it. There are no drafts in a step
-that reads a prompt, or that extends an answer which wants log-probabilities, has a bias or matches a grammar. As with a
-text that is alone (alone.py), a step that verifies drafts is read before the next one is planned.
+Each sequence has its last sampled token as a row, followed by its draft as further rows. There are no drafts in a step
+that reads a prompt, or that extends an answer with log-probabilities, a bias or a grammar. As for a single sequence
+(alone.py), a step that verifies drafts is read before the next one is planned.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 class VerifiesDrafts(Protocol):
-    """What of a batch is needed here."""
+    """The parts of a batch needed here."""
 
     @property
     def cache(self) -> PagedKVCache: ...
@@ -34,7 +34,7 @@ class VerifiesDrafts(Protocol):
 
 
 class DraftedText:
-    """What one text's drafts come from, and how many of their tokens were right."""
+    """One sequence's drafter, and its acceptance record."""
 
     def __init__(self, job: Job, drafter: Drafter):
         self._drafter = drafter
@@ -46,7 +46,7 @@ class DraftedText:
         self._n_pushed = len(job.sampled)
 
     def catch_up(self, job: Job) -> None:
-        """Takes note of the tokens that were read since."""
+        """Passes newly read tokens to the drafter."""
         for token in job.sampled[self._n_pushed :]:
             self._drafter.push(token)
             self._watched.push(token)
@@ -60,14 +60,14 @@ class DraftedText:
         self.acceptance.learn(n_draft, n_accepted)
 
     def watch(self) -> None:
-        """Drafts without verifying, to see what would have been right."""
+        """Makes a draft without verification, to see which tokens would have been right."""
         if not self._watched:
             self._watched.begin(self._drafter.draft(0, FIRST_LENGTH))
 
 
 class TogetherSteps:
-    """The steps of several texts without prompts. drafter: of which each text gets another one; None: nothing is
-    drafted. length: how many tokens to draft; None: what steps take and bring decides.
+    """Runs steps for several sequences without prompts. drafter: makes another drafter for each sequence. None: no
+    drafts. length: how many tokens to draft. None: decided from measured costs and gains.
     """
 
     def __init__(self, batch: VerifiesDrafts, drafter: Drafter | None, length: DraftLength | None = None):
@@ -76,16 +76,16 @@ class TogetherSteps:
         self._length = length
         self._shares = None if drafter is None or not batch.max_draft_rows else DraftShares(batch.max_draft_rows)
         self._texts: dict[Job, DraftedText] = {}
-        self._under_way: list[Job] = []  # jobs whose drafts the step enqueued last verifies
+        self._under_way: list[Job] = []  # jobs whose drafts the last enqueued step verifies
         self._clock = StepClock()
 
     @property
     def must_be_read(self) -> bool:
-        """Whether the step under way is to be read before the next one is planned."""
+        """Returns whether the running step must be read before the next one is planned."""
         return bool(self._under_way)
 
     def give_back(self) -> None:
-        """Gives the pages back that rejected rows had: before a step is planned."""
+        """Frees pages that only rejected rows used. Called before a step is planned."""
         cache = self._batch.cache
         for job in self._under_way:
             if (sequence := job.sequence) is not None and len(sequence.pages) > cache.pages_for(sequence.position):
@@ -93,7 +93,9 @@ class TogetherSteps:
         self._under_way = []
 
     def enqueue(self, plan: Plan) -> tuple[list[int], Callable[[], list[list[int]]]] | None:
-        """The step of a plan, if drafts pay: the rows of each text, and what waits for its tokens."""
+        """Enqueues the plan's step if drafts pay. Returns the rows per sequence and a function that waits for the
+        tokens.
+        """
         drafts = self._drafts(plan)
         if not any(drafts):
             return None
@@ -114,7 +116,7 @@ class TogetherSteps:
         return n_rows, self._clock.timed(wait, started_s, record)
 
     def decoded(self, plan: Plan, wait: Callable[[], T]) -> Callable[[], T]:
-        """Hears of a step without drafts; wait: for what it sampled."""
+        """Records a step without drafts. wait: returns the sampled tokens."""
         shares, n = self._shares, len(plan.decode)
         if shares is None or plan.prefill or n < 2:
             return wait
@@ -150,7 +152,7 @@ class TogetherSteps:
         return drafts
 
     def _that_fit(self, jobs: Sequence[Job], drafts: list[list[int]]) -> list[list[int]]:
-        """Cuts drafts so that there are rows and free pages for all."""
+        """Cuts drafts to the available rows and free pages."""
         cache = self._batch.cache
         sequences = [job.sequence for job in jobs if job.sequence is not None]
         rows = self._batch.max_draft_rows - len(jobs)
@@ -167,5 +169,5 @@ class TogetherSteps:
 
 
 def _has_more(job: Job) -> bool:
-    """What a step that verifies drafts of several texts has not."""
+    """Returns whether a job uses features that draft verification for several sequences does not support."""
     return job.matcher is not None or job.params.logprobs is not None or bool(job.params.logit_bias)

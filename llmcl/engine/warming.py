@@ -1,4 +1,4 @@
-"""Compiles everything that a loaded model may need, by doing a little of everything."""
+"""Compiles every kernel of a loaded model by running a little of everything."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 from llmcl.engine.llm import LLM
 from llmcl.progress import Progress
 
-# Parameters of sampling that have kernels of their own.
+# Sampling parameters with separate kernels.
 WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8},
@@ -17,9 +17,9 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 def warm(llm: LLM, max_sequences: int = 8, progress: Progress | None = None) -> None:
-    """Compiles the kernels of answers to one prompt, of log-probabilities, and of an engine of max_sequences.
+    """Compiles the kernels for answers to one prompt, for log-probabilities, and for an engine with max_sequences.
 
-    Raises as `LLM.engine`.
+    Raises `LLM.engine`'s errors.
     """
     model = llm.model
     model.prepare_all(progress)

@@ -1,4 +1,4 @@
-"""A draft that is not verified, to see what of it would have been right."""
+"""Tracks an unverified draft to see which tokens would have been right."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 class WatchedDraft:
     """Compares a draft with the tokens that follow.
 
-    learn: is told the draft's tokens, and how many of them were right, once the text leaves the draft or is at its end.
+    learn: receives the draft length and the number of right tokens, once the text leaves the draft or the draft ends.
     """
 
     def __init__(self, learn: Callable[[int, int], None]):
@@ -16,7 +16,7 @@ class WatchedDraft:
         self.forget()
 
     def __bool__(self) -> bool:
-        """Whether one is watched."""
+        """Returns whether a draft is being watched."""
         return bool(self._draft)
 
     def begin(self, draft: Sequence[int]) -> None:
@@ -26,7 +26,7 @@ class WatchedDraft:
         self.begin([])
 
     def push(self, token: int) -> None:
-        """The text's next token."""
+        """Compares the text's next token with the draft."""
         if not self._draft:
             return
         is_right = token == self._draft[self._n_right]

@@ -1,4 +1,4 @@
-"""The thread of an engine that drives the device: takes requests between two steps, and hands out pieces."""
+"""The engine's thread, which drives the device: accepts requests between steps and hands out pieces."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from llmcl.engine.scheduler import Job
 from llmcl.engine.step_loop import Sampled, StepLoop
 from llmcl.errors import DeviceError, LlmclError, UsageError
 
-# That an engine with nothing to do waits for the next of the requests on their way, and for all of them, so that they
-# share its step.
+# How long an idle engine waits for the next announced request, and for all of them, so that requests share a step.
 GATHER_S, GATHER_ALL_S = 0.005, 0.02
 T = TypeVar("T")
 End = LlmclError | None
@@ -25,13 +24,13 @@ End = LlmclError | None
 
 
 def nothing() -> None:
-    """Where something is to be called and nothing to be done."""
+    """Does nothing: the default for callbacks."""
 
 
 @dataclass(eq=False)
 class Answering:
-    """A request on its way. give: called in the worker's thread with each piece, and then once with its End. wake:
-    called when what was given may be taken, which is after the pieces of a whole step.
+    """A request in progress. give: called in the worker's thread with each piece, then once with the End. wake: called
+    after all pieces of a step were given.
     """
 
     job: Job
@@ -42,11 +41,10 @@ class Answering:
 
 
 class Worker:
-    """Makes answers until it is stopped.
+    """Makes answers until stopped.
 
-    vocab_size: an id from there on says that no token could be chosen. leave: called once at the end of the work, if
-    nothing failed, when the device is the worker's no more. A failure of the device ends all answers, and is
-    the answer to what is submitted later.
+    vocab_size: ids from vocab_size on mean that no token could be chosen. leave: called once at the end, after the
+    worker released the device, unless something failed. A device failure ends all answers and fails later requests.
     """
 
     def __init__(self, loop: StepLoop, name: str, vocab_size: int, leave: Callable[[], None] = nothing):
@@ -56,25 +54,25 @@ class Worker:
         self._name = name
         self._stopped = self._over = False
         self._failure: LlmclError | None = None
-        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # may be put into by a destructor
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()  # a destructor may put into it
         self.metrics = loop.metrics
         self.totals = StepTotals()
         self._answering: dict[Job, Answering] = {}
-        self._given: list[Answering] = []  # that were not woken yet
+        self._given: list[Answering] = []  # not woken yet
         self._expected: set[object] = set()
         self._gathers = False
         self._thread = threading.Thread(target=self._work, name=f"engine of {name}", daemon=True)
         self._thread.start()
 
     def submit(self, answering: Answering) -> None:
-        """Has the answer made. Raises the failure of the device, UsageError after `stop`."""
+        """Queues the request. Raises the device's failure, or UsageError after `stop`."""
         self._check()
         self._commands.put(lambda: self._begin(answering))
-        if self._over:  # it may have ended just before
+        if self._over:  # the worker may have ended in between
             self._drain()
 
     def expect(self) -> Callable[[], None]:
-        """A request is on its way. The function returned says that it was submitted, or never will be."""
+        """Announces a request. The returned function says that it was submitted, or never will be."""
         token = object()
         self._expected.add(token)
 
@@ -86,12 +84,12 @@ class Worker:
         return come
 
     def cancel(self, answering: Answering) -> None:
-        """Ends the answer before the next step. Later pieces of it are not given."""
+        """Ends the answer before the next step. No further pieces are given."""
         if not answering.ended:
             self._commands.put(lambda: self._end(answering, None))
 
     def call(self, work: Callable[[StepLoop], T]) -> T:
-        """What `work` returns, called between two steps. Raises what it raises, and as `submit`."""
+        """Calls `work` between two steps and returns its result. Raises the errors of `work` and of `submit`."""
         self._check()
         future: Future[T] = Future()
 
@@ -108,14 +106,14 @@ class Worker:
         return future.result()
 
     def stop(self) -> None:
-        """Ends all answers after the step under way, and the thread."""
+        """Ends all answers after the running step, and the thread."""
         self._stopped = True
         self._commands.put(nothing)  # wakes the worker
         if self._thread is not threading.current_thread():
             try:
                 self._thread.join()
-            except BaseException:  # an interrupt; others must not get the model during the step
-                while not self._over:  # a thread whose join was interrupted may count as ended
+            except BaseException:  # an interrupt: keep the model until the step ends
+                while not self._over:  # a thread may count as ended after an interrupted join
                     time.sleep(0.001)
                 raise
 
@@ -152,7 +150,7 @@ class Worker:
                 self._give(answering, self._failure or self._closed())
             self._wake()
             leave = nothing if self._failure else self._leave
-            # With the memory on the device, which requests that are kept need no more.
+            # Releases device memory that finished requests no longer need.
             del self._loop, self._leave
             leave()
             del leave
@@ -160,7 +158,7 @@ class Worker:
             self._drain()
 
     def _take_commands(self) -> None:
-        """All that there are; with nothing else to do it waits for one."""
+        """Runs all queued commands. If idle, waits for a command."""
         if not self._loop.has_work:
             self._commands.get()()
             self._gather()
@@ -173,9 +171,8 @@ class Worker:
         self._wake()
 
     def _gather(self) -> None:
-        """Before the first step of an engine that had nothing to do: takes requests that come within GATHER_S of one
-        another, as long as others are on their way and the step has room. Else they would miss a step that one of them
-        alone is in.
+        """Waits before an idle engine's first step: takes announced requests that arrive within GATHER_S of each other,
+        while the step has room. Otherwise the first request would run a step alone while the others wait.
         """
         self._gathers, until = True, time.monotonic() + GATHER_ALL_S
         while self._expected and self._loop.has_work and self._loop.has_room and not self._stopped:
@@ -186,7 +183,7 @@ class Worker:
         self._gathers = False
 
     def _drain(self) -> None:
-        """Answers what came too late."""
+        """Handles commands that arrived after the end."""
         while True:
             try:
                 self._commands.get_nowait()()
@@ -214,7 +211,7 @@ class Worker:
 
     def _hand_out(self, sampled: Sampled, *, together: bool) -> None:
         answering = self._answering.get(sampled.job)
-        if answering is None:  # it ended with an earlier token of the same step
+        if answering is None:  # ended by an earlier token in the same step
             return
         if not 0 <= sampled.token < self._vocab_size:
             self._end(
@@ -233,7 +230,7 @@ class Worker:
             self._end(answering, None)
 
     def _fail(self, job: Job, error: LlmclError) -> None:
-        """One answer cannot go on; unless it had ended with the token before, it ends so."""
+        """Ends an answer with an error, unless the previous token already ended it."""
         if (answering := self._answering.get(job)) is not None:
             self._end(answering, error)
 
