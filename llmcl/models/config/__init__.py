@@ -1,7 +1,7 @@
-"""What a model is made of: sizes and constants, read from config.json or from GGUF metadata.
+"""Describes a model: sizes and constants, read from config.json or GGUF metadata.
 
-Everything that llmcl does not compute exactly is refused here, by the name of the feature, so that no other module has
-to ask whether a checkpoint means what the layer stack does. `families.py` says what each architecture has.
+Features that llmcl does not compute exactly are refused here by name, so later modules need no checks. `families.py`
+describes each architecture.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The experts of each layer, read from config.json or from GGUF metadata."""
+"""Reads each layer's expert settings from config.json or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.blocks import ExpertSettings, Scores, Scoring
 from llmcl.models.families.family import ExpertKeys, Family
 
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # one key under several names
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # one key with several names
 
-Experts = list[ExpertSettings | None]  # of each layer, None for one without
+Experts = list[ExpertSettings | None]  # per layer; None: no experts
 
 
 def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
-    """Raises UnsupportedModelError for experts in a family that has none."""
+    """Reads the expert settings. Raises UnsupportedModelError for experts in a family without experts."""
     keys = family.experts
     key = next((key for key in _COUNTS if key in read.values and read.get(key) is not None), _COUNTS[0])
     if keys is None:
@@ -45,7 +45,7 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
 
 
 def _scores_from_hf(read: Reader, keys: ExpertKeys, n_experts: int) -> Scores | None:
-    """DeepSeek's keys. Groups count where topk_method says so, or with sigmoids always."""
+    """Reads DeepSeek's keys. Groups apply if topk_method says so, and always with sigmoid scores."""
     if keys.scoring is None:
         return None
     n_groups = top_groups = 1
@@ -57,7 +57,7 @@ def _scores_from_hf(read: Reader, keys: ExpertKeys, n_experts: int) -> Scores | 
 
 
 def _scores(scoring: Scoring, n_groups: int, top_groups: int, scale: float) -> Scores | None:
-    """None where the largest logits are chosen and weights are as they are."""
+    """Returns None if the router chooses by the largest logits and weights are unscaled."""
     if n_groups == top_groups:
         n_groups = top_groups = 1
     if scoring == "softmax" and n_groups == 1 and scale == 1.0:
@@ -66,8 +66,8 @@ def _scores(scoring: Scoring, n_groups: int, top_groups: int, scale: float) -> S
 
 
 def _dense_layers(read: Reader, keys: ExpertKeys, n_layers: int) -> set[int]:
-    """Qwen's: every decoder_sparse_step-th layer has experts, but for those of mlp_only_layers. DeepSeek's: the first
-    ones have none, or those that mlp_layer_types calls dense.
+    """Returns the layers without experts. Qwen: every decoder_sparse_step-th layer has experts, except mlp_only_layers.
+    DeepSeek: the first layers are dense, or the layers that mlp_layer_types calls dense.
     """
     if keys.dense_layers is not None:
         if (types := read.get("mlp_layer_types")) is None:
@@ -83,7 +83,7 @@ def _dense_layers(read: Reader, keys: ExpertKeys, n_layers: int) -> set[int]:
 
 
 def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int, tensor_names: Collection[str]) -> Experts:
-    """Raises UnsupportedModelError for experts in a family that has none."""
+    """Reads the expert settings. Raises UnsupportedModelError for experts in a family without experts."""
     keys, prefix = family.experts, f"{arch}.expert_"
     if keys is None:
         if (n_experts := read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0)) > 1:
@@ -96,7 +96,7 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int, te
     size = read.size(f"{prefix}feed_forward_length", limits.MAX_INTERMEDIATE, default=of_mlp or None)
     shared = 0
     if keys.shared_size is not None:
-        usual = of_mlp if keys.shared_size == "intermediate_size" else 0  # the format has it as that of an MLP
+        usual = of_mlp if keys.shared_size == "intermediate_size" else 0  # GGUF stores it as an MLP's size
         shared = read.size(f"{prefix}shared_feed_forward_length", limits.MAX_INTERMEDIATE, default=usual, minimum=0)
     if keys.shared_count is not None:
         shared = size * read.size(f"{prefix}shared_count", limits.MAX_EXPERTS, default=0, minimum=0)
@@ -117,7 +117,9 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int, te
 def _scores_from_gguf(
     read: Reader, prefix: str, keys: ExpertKeys, n_experts: int, tensor_names: Collection[str]
 ) -> Scores | None:
-    """Files that do not say by what a router chooses are DeepSeek-V2's, or GLM-4.7-Flash's, whose choice has a bias."""
+    """Reads the router's scoring. Files without the key are DeepSeek-V2 (softmax), or GLM-4.7-Flash (sigmoid) if
+    tensors include a choice bias.
+    """
     if keys.scoring is None:
         return None
     corrected = any(name.endswith(".exp_probs_b.bias") for name in tensor_names)

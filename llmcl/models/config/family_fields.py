@@ -1,4 +1,4 @@
-"""The fields of a ModelConfig that follow from its family."""
+"""ModelConfig fields that follow from the family."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.blocks import Rotation
 from llmcl.models.families.family import Family, LayerSettings, WindowPattern
 
-Windows = tuple[int | None, ...]  # the window of each layer, None for the whole text
+Windows = tuple[int | None, ...]  # per layer; None: no window
 
 
 def family_fields(
@@ -25,10 +25,10 @@ def family_fields(
     settings: Sequence[LayerSettings],
     attention_scale: float | None,
 ) -> dict[str, Any]:
-    """The fields that follow from the family, and those that both formats state under the same key.
+    """Returns the fields that follow from the family, and fields with the same key in both formats.
 
-    prefix: of the keys in GGUF metadata, "" for config.json. settings: of each layer, but for what both formats state
-    under the same key. attention_scale: if no multiplier gives another.
+    prefix: of GGUF metadata keys, "" for config.json. settings: per layer, without the fields read here.
+    attention_scale: used unless a multiplier is read.
     """
 
     def soft_cap(key: str) -> float | None:
@@ -58,7 +58,7 @@ def _multipliers(read: Reader, prefix: str) -> dict[str, float | None]:
     def scale(key: str) -> float:
         return read.number(key, 1.0 / MAX_SCALE, MAX_SCALE, default=1.0)
 
-    is_usual = prefix and read.get(attention) is None  # GGUF's scores are divided by sqrt(head_dim) then
+    is_usual = prefix and read.get(attention) is None  # scores are then divided by sqrt(head_dim), the GGUF default
     return {
         "embedding_scale": scale(embedding),
         "residual_scale": scale(residual),
@@ -68,7 +68,7 @@ def _multipliers(read: Reader, prefix: str) -> dict[str, float | None]:
 
 
 def rotations_by_interval(interval: int, n_layers: int) -> list[Rotation]:
-    """Every interval-th layer does not rotate."""
+    """Returns rotations in which every interval-th layer does not rotate."""
     return ["none" if (layer + 1) % interval == 0 else "main" for layer in range(n_layers)]
 
 
@@ -77,7 +77,7 @@ def rotations_by_window(family: Family, windows: Windows) -> list[Rotation]:
 
 
 def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> Windows:
-    """first: the first layer with a window, for the pattern "late"."""
+    """Returns the windows of all layers. first: the first windowed layer for the pattern "late"."""
     every = range(n_layers)
     if isinstance(pattern, int):
         layers = {layer for layer in every if (layer + 1) % pattern}

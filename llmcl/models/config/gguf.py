@@ -1,4 +1,4 @@
-"""ModelConfig from GGUF metadata."""
+"""Reads a ModelConfig from GGUF metadata."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from llmcl.models.families import FAMILIES, GGUF_FAMILIES
 from llmcl.models.families.blocks import Heads
 from llmcl.models.families.family import Family, LayerSettings
 
-# Tokens that end a turn in chat models whose GGUF metadata names only the end of the document.
+# Tokens that end a turn, for chat models with only an end-of-document token in the GGUF metadata.
 _END_OF_TURN_TOKENS = ("<|eot_id|>", "<|im_end|>", "<end_of_turn>", "<turn|>", "<|end|>")
-# In gpt-oss' format an answer has several messages, which <|end|> ends; these end the answer.
+# In gpt-oss an answer has several messages, each ended by <|end|>. The tokens below end the answer.
 _END_OF_ANSWER_TOKENS = ("<|return|>", "<|call|>")
-# Gemma 4 writes it behind a call of a tool, where the result is to stand.
+# Gemma 4 writes the token after a tool call, before the result.
 _END_OF_CALL_TOKEN = "<|tool_response>"
-# GLM's answers end where another one's turn begins.
+# GLM's answers end where another role's turn begins.
 _OTHERS_TURNS = ("<|user|>", "<|observation|>")
 _SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 _NO_FACTORS = GgufFactors()
-_UNROTATED_INTERVAL = 4  # the format has no key for it
+_UNROTATED_INTERVAL = 4  # GGUF has no key for it
 
 
 def config_from_gguf(
@@ -48,11 +48,11 @@ def config_from_gguf(
     tensor_names: Collection[str],
     rope_factors: GgufFactors = _NO_FACTORS,
 ) -> ModelConfig:
-    """The model described by GGUF metadata.
+    """Returns the model described by GGUF metadata.
 
-    tensor_names: names as the file has them (an absent output.weight means tied embeddings).
-    rope_factors: the values of the tensors that scale rotary frequencies.
-    `dtype` is "quantized"; who knows the tensors' formats replaces it. Raises as `config_from_hf` does.
+    tensor_names: as in the file (a missing output.weight means tied embeddings). rope_factors: tensors that scale
+    rotary frequencies. `dtype` is "quantized"; the caller replaces it once the tensor formats are known. Raises the
+    errors of `config_from_hf`.
     """
     check_file_type(metadata.get("general.type"))
     arch = Reader(metadata, "GGUF metadata").text("general.architecture")
@@ -98,9 +98,9 @@ def config_from_gguf(
         )
     attention_scale = family.attention_scale
     if n_layers == family.gguf_wide_scale:
-        # The format has no key for query_pre_attn_scalar; it is head_dim in all sizes but this one (as llama.cpp).
+        # GGUF has no key for query_pre_attn_scalar. It is head_dim in all sizes but this one (as in llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
-    expert_size = read.get(f"{arch}.expert_feed_forward_length")  # for files of experts alone
+    expert_size = read.get(f"{arch}.expert_feed_forward_length")  # for files with only expert sizes
     theta = read.number(f"{arch}.rope.freq_base", 1.0, MAX_THETA, default=10000.0)
     local_theta = family.defaults.get("rope_local_base_freq", theta)
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
@@ -161,7 +161,7 @@ def _has_experts(metadata: Mapping[str, Any], arch: str) -> bool:
 
 
 def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -> list[LayerSettings]:
-    """Which biases there are is said by the tensors alone."""
+    """Returns the layer settings. Only the tensor names say which biases exist."""
     attention, mlp = (key in family.biases for key in ("attention_bias", "mlp_bias"))
     n_layers = len(windows)
     rotations = rotations_by_window(family, windows)
@@ -190,7 +190,7 @@ def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_positio
         return (None,) * n_layers
     if not isinstance(pattern, int):
         return windows_by_pattern("all", window, n_layers, 0)
-    flags = read.get(f"{key}_pattern", pattern)  # a number as `Family.windows`, or whether each layer has one
+    flags = read.get(f"{key}_pattern", pattern)  # a number as in `Family.windows`, or a flag per layer
     if not isinstance(flags, np.ndarray):
         pattern = read.size(f"{key}_pattern", limits.MAX_LAYERS, default=pattern)
         return windows_by_pattern(pattern, window, n_layers, 0)

@@ -1,4 +1,4 @@
-"""The heads of keys and values of each layer, read from config.json or from GGUF metadata."""
+"""Reads each layer's key and value heads from config.json or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -12,11 +12,13 @@ from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.blocks import Heads
 from llmcl.models.families.family import Family
 
-OwnHeads = list[Heads | None]  # of each layer, None for one with the model's
+OwnHeads = list[Heads | None]  # per layer; None: the model's heads
 
 
 def heads_from_hf(read: Reader, family: Family, windows: Windows, usual: Heads) -> OwnHeads:
-    """By per_layer_config (transformers 5), or of all layers without a window alike. usual: the model's."""
+    """Reads per-layer heads from per_layer_config (transformers 5), or one setting for all layers without a window.
+    usual: the model's heads.
+    """
     own: OwnHeads = [None] * len(windows)
     table = read.table("per_layer_config")
     if not family.own_heads:
@@ -44,7 +46,7 @@ def heads_from_hf(read: Reader, family: Family, windows: Windows, usual: Heads) 
 
 
 def keys_as_values_from_hf(read: Reader, family: Family, windows: Windows) -> list[bool]:
-    """Of each layer."""
+    """Returns, per layer, whether keys serve as values."""
     has_any = family.own_heads and read.flag("attention_k_eq_v", default=False)
     return [has_any and window is None for window in windows]
 
@@ -52,7 +54,9 @@ def keys_as_values_from_hf(read: Reader, family: Family, windows: Windows) -> li
 def heads_from_gguf(
     read: Reader, arch: str, family: Family, windows: Windows, n_kv: list[int], size: int
 ) -> tuple[Heads, OwnHeads]:
-    """The model's heads, and those of each layer. n_kv: heads of each layer; size: of those without a window."""
+    """Returns the model's heads and the per-layer heads. n_kv: heads per layer. size: head size in layers without a
+    window.
+    """
     if not family.own_heads:
         return Heads(max(n_kv), size), [None] * len(windows)
     windowed = read.size(f"{arch}.attention.key_length_swa", limits.MAX_HEAD_DIM, default=size)
@@ -65,8 +69,8 @@ def heads_from_gguf(
 
 
 def kv_heads_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> list[int]:
-    """Heads of keys and values of each layer: the same number for all with attention, 0 for recurrent ones; of some
-    families others for single layers.
+    """Returns key and value heads per layer: the same number for all attention layers, 0 for recurrent layers. Some
+    families allow different numbers.
     """
     key = f"{arch}.attention.head_count_kv"
     heads = read.get(key)
@@ -85,5 +89,5 @@ def kv_heads_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -
 
 
 def keys_as_values_from_gguf(family: Family, n_layers: int, tensor_names: Collection[str]) -> list[bool]:
-    """Of each layer: the file has no values for such a one."""
+    """Returns, per layer, whether keys serve as values: then the file has no value tensor."""
     return [family.own_heads and f"blk.{i}.attn_v.weight" not in tensor_names for i in range(n_layers)]

@@ -1,4 +1,4 @@
-"""ModelConfig from a Hugging Face config.json."""
+"""Reads a ModelConfig from a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _BESIDE_TEXT_CONFIG = (
     "quantization_config",
 )
 _DTYPES = ("float32", "float16", "bfloat16")
-_OTHER_KEYS = {"lfm2": lfm2_keys}  # families whose config.json says in keys of its own what Llama's says
+_OTHER_KEYS = {"lfm2": lfm2_keys}  # families with unusual keys for Llama's values
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
@@ -46,10 +46,10 @@ _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
 
 
 def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, Any] | None = None) -> ModelConfig:
-    """The model of a Hugging Face config.json; generation_config.json says which ids end a text.
+    """Returns the model described by config.json. generation_config.json names the end-of-text ids.
 
-    Of a model of text and images it is the text part (`TEXT_PARTS`). Raises CheckpointError for a missing or senseless
-    value and UnsupportedModelError for a feature that llmcl does not have; both name the key.
+    For a multimodal model it is the text part (`TEXT_PARTS`). Raises CheckpointError for a missing or senseless value,
+    and UnsupportedModelError for an unsupported feature. Both name the key.
     """
     model_type = Reader(config, "config.json").text("model_type")
     if model_type in TEXT_PARTS:
@@ -88,7 +88,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     if latent is not None:
         attention_scale = latent_scale(latent, rope["rope_scaling"], log_multiplier_from_hf(read))
         rope["rotary_dim"] = latent.rope
-    # Families whose layers all have experts leave it out.
+    # Families with experts in all layers leave it out.
     expert_size = None if family.experts is None else read.get(family.experts.size)
     return checked(
         ModelConfig(
@@ -115,8 +115,8 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
 
 
 def _text_config(read: Reader, part: TextPart) -> dict[str, Any]:
-    """The config.json that the text part would have alone: what text_config leaves out stands beside it, or follows
-    from the family. Whether the embeddings are tied is said beside it, as in transformers.
+    """Returns the config.json of the text part alone. Missing values are taken from the surrounding object or the
+    family. Tied embeddings are read from the surrounding object, as in transformers.
     """
     if read.get("architectures", [part.hf_class]) != [part.hf_class]:
         unsupported(f"the architecture {shown(read.get('architectures'))}", f"it supports {part.hf_class}")
@@ -155,7 +155,7 @@ def _settings(
 
 
 def _rotations(read: Reader, family: Family, windows: Windows) -> list[Rotation]:
-    """no_rope_layers has 1 for a layer that rotates and 0 for one that does not."""
+    """Reads each layer's rotation. no_rope_layers has 1 for a rotating layer and 0 for a layer without rotation."""
     if not family.unrotated_layers:
         return rotations_by_window(family, windows)
     n_layers = len(windows)
@@ -168,7 +168,7 @@ def _rotations(read: Reader, family: Family, windows: Windows) -> list[Rotation]
 
 
 def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> Windows:
-    """The window of each layer."""
+    """Returns the window of each layer."""
     window = None
     if read.get("sliding_window") is not None:
         window = read.size("sliding_window", limits.MAX_WINDOW)
@@ -206,14 +206,14 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
 
 
 def _refuse_features(read: Reader, family: Family) -> None:
-    """Raises UnsupportedModelError for what config.json can ask of this architecture and llmcl does not compute."""
+    """Raises UnsupportedModelError for settings in config.json that llmcl does not compute."""
     architectures = read.get("architectures", [])
     if architectures and architectures != [family.hf_class]:
         unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
     for key in ("attention_bias", "mlp_bias"):
         if key not in family.biases and read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
-    # With "vision" the tokens of an image alone see each other.
+    # With "vision" only image tokens see each other.
     if read.get("use_bidirectional_attention", False) not in (False, "vision"):
         unsupported("attention to later tokens (use_bidirectional_attention)")
     mlp = next(block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp)))
@@ -235,7 +235,7 @@ def _refuse_features(read: Reader, family: Family) -> None:
 def _dtype(read: Reader) -> str:
     key = "dtype" if read.get("dtype") is not None else "torch_dtype"
     dtype = read.text(key, default="float32").removeprefix("torch.")
-    if dtype == "auto":  # the tensors say it
+    if dtype == "auto":  # the tensors have the dtype
         return "float32"
     if dtype not in _DTYPES:
         unsupported(f"the dtype {shown(dtype)} ({key})", f"it supports {', '.join(_DTYPES)}")

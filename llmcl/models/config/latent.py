@@ -1,4 +1,4 @@
-"""The sizes of latent attention, read from config.json or from GGUF metadata."""
+"""Reads the sizes of latent attention from config.json or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llmcl.models.config.rope import RopeScaling, rotary_settings, yarn_amplitud
 from llmcl.models.families.family import Family
 from llmcl.models.families.latent import LatentSettings
 
-MAX_ROPE = 256  # a work-item holds the rotated numbers of a head
+MAX_ROPE = 256  # a work-item holds a head's rotated values
 
 
 def latent_from_hf(read: Reader, family: Family) -> LatentSettings | None:
-    """None for a family without."""
+    """Reads the sizes, or returns None for a family without latent attention."""
     if not family.latent:
         return None
     query_rank = 0
@@ -34,7 +34,9 @@ def latent_from_hf(read: Reader, family: Family) -> LatentSettings | None:
 
 
 def latent_from_gguf(read: Reader, arch: str, family: Family) -> LatentSettings | None:
-    """None for a family without. Older files have the sizes of a head under other keys."""
+    """Reads the sizes, or returns None for a family without latent attention. Older files have head sizes under
+    different keys.
+    """
     if not family.latent:
         return None
     attention = f"{arch}.attention"
@@ -56,13 +58,13 @@ def latent_from_gguf(read: Reader, arch: str, family: Family) -> LatentSettings 
 
 
 def latent_scale(of: LatentSettings, scaling: RopeScaling | None, log_multiplier: float) -> float:
-    """The factor of the scores: 1 / sqrt(numbers of a query head), with YaRN times the square of an amplitude."""
+    """Returns the factor on the scores: 1 / sqrt(query head size), times a squared amplitude with YaRN."""
     amplitude = yarn_amplitude(scaling.factor, log_multiplier) if scaling is not None and log_multiplier else 1.0
     return amplitude**2 / math.sqrt(of.query)
 
 
 def log_multiplier_from_hf(read: Reader) -> float:
-    """mscale_all_dim of the rotary settings; 0: there is none."""
+    """Returns mscale_all_dim from the rotary settings, or 0."""
     rope = rotary_settings(read)
     if rope is None or any(isinstance(value, Mapping) for value in rope.values.values()):
         return 0.0
@@ -72,7 +74,7 @@ def log_multiplier_from_hf(read: Reader) -> float:
 
 
 def log_multiplier_from_gguf(read: Reader, arch: str) -> float:
-    """The same. llama.cpp's converter writes a tenth of it for this architecture alone."""
+    """Returns mscale_all_dim, or 0. For this architecture llama.cpp's converter writes a tenth of the value."""
     return 10.0 * read.number(f"{arch}.rope.scaling.yarn_log_multiplier", -1.0, limits.MAX_SCALE, default=0.0)
 
 

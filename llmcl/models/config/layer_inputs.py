@@ -1,4 +1,4 @@
-"""What late layers take from earlier ones, and what each is given of a token, read from either format."""
+"""Reads key sharing between layers and per-layer token inputs, from either format."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmcl.models.config.family_fields import Windows
 from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.family import Family
 
-KeysOf = list[int | None]  # of each layer, the layer whose keys it reads; None: its own
+KeysOf = list[int | None]  # per layer, the layer whose keys it reads; None: its own
 
 
 def keys_of_from_hf(read: Reader, family: Family, windows: Windows) -> KeysOf:
@@ -27,7 +27,9 @@ def keys_of_from_gguf(read: Reader, arch: str, family: Family, windows: Windows)
 
 
 def _keys_of(read: Reader, key: str, n_shared: int, windows: Windows) -> KeysOf:
-    """The last n_shared layers read those of the last layer before them that has a window as they have, or none."""
+    """Returns the sharing: each of the last n_shared layers reads keys from the last earlier layer with the same window
+    (or none).
+    """
     first = len(windows) - n_shared
     last = {window: i for i, window in enumerate(windows[:first])}
     if not set(windows) <= set(last):
@@ -36,13 +38,13 @@ def _keys_of(read: Reader, key: str, n_shared: int, windows: Windows) -> KeysOf:
 
 
 def mlp_widths_from_hf(read: Reader, family: Family, keys_of: KeysOf) -> list[int]:
-    """Layers that read others' keys may have an MLP of twice the rows."""
+    """Returns MLP widths. Layers that read another layer's keys may have an MLP twice as wide."""
     doubles = family.own_heads and read.flag("use_double_wide_mlp", default=False)
     return [2 if doubles and of is not None else 1 for of in keys_of]
 
 
 def mlp_widths_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> tuple[int | None, list[int]]:
-    """Rows of an MLP, and how many times as many each layer has. None: the metadata has no list of them."""
+    """Returns the base MLP rows and each layer's multiple. None: the metadata has no list."""
     key = f"{arch}.feed_forward_length"
     rows = read.get(key)
     if not isinstance(rows, np.ndarray) or not family.own_heads:
@@ -56,7 +58,7 @@ def mlp_widths_from_gguf(read: Reader, arch: str, family: Family, n_layers: int)
 
 
 def input_size_from_hf(read: Reader, family: Family, vocab_size: int) -> int:
-    """Values that each layer is given of a token; 0: none."""
+    """Returns the per-layer input size, or 0."""
     if not family.own_heads:
         return 0
     size = read.size("hidden_size_per_layer_input", limits.MAX_HIDDEN, default=0, minimum=0)

@@ -1,4 +1,4 @@
-"""What LFM2's config.json says in keys of its own."""
+"""Translates LFM2's config.json keys."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MAX_FACTOR = 1e3
 
 
 def lfm2_keys(read: Reader) -> dict[str, Any]:
-    """The same in Llama's keys: eps of the norms, rows of the MLP's gate, whether the embeddings are tied."""
+    """Returns the values under Llama's keys: norm eps, rows of the MLP's gate, tied embeddings."""
     key = "intermediate_size" if read.get("block_ff_dim") is None else "block_ff_dim"
     size = read.size(key, limits.MAX_INTERMEDIATE)
     if read.flag("block_auto_adjust_ff_dim", default=True):

@@ -1,9 +1,9 @@
-"""How large the sizes that a checkpoint states may be."""
+"""Upper limits on sizes in a checkpoint."""
 
 from __future__ import annotations
 
-# Far above any published model of these families; a size beyond is damage or an attack, and would only end
-# in an allocation that cannot be had.
+# Far above any published model in the supported families. A larger size means damage or an attack, and would only lead
+# to an impossible allocation.
 MAX_HIDDEN = 1 << 17
 MAX_INTERMEDIATE = 1 << 20
 MAX_LAYERS = 1024
@@ -16,6 +16,6 @@ MAX_SOFT_CAP = 1e6
 MAX_POSITION = 1 << 27
 MAX_CONV_LENGTH = 64
 MAX_EXPERTS = 4096
-MAX_ALL_EXPERTS = 1 << 16  # of all layers
+MAX_ALL_EXPERTS = 1 << 16  # over all layers
 
 SIZE_MULTIPLE = 16  # kernels read rows in vectors of 16

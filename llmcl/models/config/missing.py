@@ -1,4 +1,4 @@
-"""Architectures that llmcl does not have: what each of them would need, for the message that refuses it."""
+"""Unsupported architectures, with the missing feature of each, for error messages."""
 
 from __future__ import annotations
 
@@ -39,15 +39,15 @@ _WHAT = {name: what for what, names in _MISSING.items() for name in names.split(
 
 
 def check_file_type(kind: object) -> None:
-    """Raises UnsupportedModelError for a GGUF file that is no model; kind: its general.type."""
+    """Raises UnsupportedModelError for a GGUF file that is not a model. kind: general.type."""
     if isinstance(kind, str) and kind in _FILE_TYPES:
         raise UnsupportedModelError(f"the file is {_FILE_TYPES[kind]}. Give the GGUF file of the model.")
 
 
 def refuse_architecture(name: str, what: str, known: Iterable[str]) -> NoReturn:
-    """Raises UnsupportedModelError that says what a model of this architecture would need, where that is known.
+    """Raises UnsupportedModelError and names the missing feature if known.
 
-    what: "the architecture", for the message. known: names that are supported, for one that was meant.
+    what: "the architecture", for the message. known: supported names, to suggest a near match.
     """
     needs = f", which has {_WHAT[name]}" if name in _WHAT else ""
     close = get_close_matches(name, known, n=1, cutoff=0.85)

@@ -22,68 +22,56 @@ LAYER_INPUT_NORM = "model.per_layer_projection_norm.weight"
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """Sizes and constants of a decoder; `config_from_hf` and `config_from_gguf` check every field.
+    """Sizes and constants of a decoder. `config_from_hf` and `config_from_gguf` check every field.
 
-    max_position: trained context length in tokens. dtype: what the checkpoint stores, one of "float32", "float16",
-    "bfloat16", "quantized". bos_token_id and eos_token_ids lie within the vocabulary.
-
-    rotary_dim: rotated dimensions of a head, its first ones; None for all. local_rope_theta: of layers whose rotation
-    is "local", without scaling; None: the model has none.
-
-    layers: the blocks of each layer, as the family declares them (`families/blocks.py`).
-
-    The fields with defaults are what Llama does not have. norm_offset: see `families.Family`. embedding_scale: factor
-    of the embeddings. residual_scale: factor of what a block adds to the residual stream. attention_scale: factor of
-    the scores, None for 1/sqrt(head_dim). logit_scale: factor of the logits. logit_soft_cap: c in c tanh(logit / c).
-    layer_input_size: values that each layer is given of a token beside the residual stream: the sum of an embedding and
-    a projection of the model's; 0: none.
+    Fields with defaults do not exist in Llama.
     """
 
     architecture: str
     hidden_size: int
     intermediate_size: int
-    layers: tuple[Layer, ...]
+    layers: tuple[Layer, ...]  # blocks per layer, declared by the family (`families/blocks.py`)
     n_q_heads: int
     n_kv_heads: int
     head_dim: int
     vocab_size: int
-    max_position: int
+    max_position: int  # trained context length in tokens
     rms_norm_eps: float
     rope_theta: float
     rope_scaling: RopeScaling | None
     tie_embeddings: bool
-    dtype: str
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    norm_offset: float = 0.0
-    embedding_scale: float = 1.0
-    residual_scale: float = 1.0
-    attention_scale: float | None = None
-    logit_scale: float = 1.0
-    logit_soft_cap: float | None = None
-    rotary_dim: int | None = None
-    local_rope_theta: float | None = None
-    layer_input_size: int = 0
+    dtype: str  # stored type: "float32", "float16", "bfloat16" or "quantized"
+    bos_token_id: int | None  # within the vocabulary
+    eos_token_ids: tuple[int, ...]  # within the vocabulary
+    norm_offset: float = 0.0  # see `families.Family`
+    embedding_scale: float = 1.0  # factor on embeddings
+    residual_scale: float = 1.0  # factor on block outputs
+    attention_scale: float | None = None  # factor on scores; None: 1/sqrt(head_dim)
+    logit_scale: float = 1.0  # factor on logits
+    logit_soft_cap: float | None = None  # c in c tanh(logit / c)
+    rotary_dim: int | None = None  # leading head dimensions that rotate; None: all
+    local_rope_theta: float | None = None  # theta for rotation "local", never scaled; None: no such layers
+    layer_input_size: int = 0  # size of the per-layer token input, a sum of an embedding and a projection; 0: none
 
     @property
     def n_layers(self) -> int:
         return len(self.layers)
 
-    # The device holds the residual stream x as x / residual_scale: then a block adds its output as it is, and every
-    # norm that reads x gives the same with another eps.
+    # The device holds the residual stream as x / residual_scale. Then block outputs are added unscaled, and every norm
+    # of x gives the same result with a different eps.
     @property
     def stream_scale(self) -> float:
-        """Factor of the embeddings on the device."""
+        """Returns the factor on embeddings on the device."""
         return self.embedding_scale / self.residual_scale
 
     @property
     def stream_eps(self) -> float:
-        """eps of the norms that read the residual stream on the device."""
+        """Returns eps for norms that read the residual stream on the device."""
         return self.rms_norm_eps / self.residual_scale**2
 
     def rotations(self, max_context: int | None = None) -> dict[Rotation, np.ndarray]:
-        """Of texts of max_context tokens (None: of the trained length), each float32 [2, rotated_size / 2]: frequencies
-        in radians per position, and factors of cosines and sines.
+        """Returns tables for texts up to max_context tokens (None: the trained length), each float32 [2, rotated_size /
+        2]: frequencies in radians per position, and factors on cosines and sines.
         """
         max_context = max_context or self.max_position
         main, local, none = self.rotated_size("main"), self.rotated_size("local"), self.rotated_size("none")
@@ -96,9 +84,10 @@ class ModelConfig:
         return tables
 
     def why_not_for_short_texts(self, max_context: int) -> str | None:
-        """Why a context of this size has other rotary frequencies than a short text in transformers; None: it has not.
+        """Explains why the context size changes rotary frequencies for short texts compared with transformers. None: no
+        change.
 
-        transformers chooses them by the length of the text, so that earlier keys no longer fit when it grows.
+        transformers chooses frequencies by text length, so earlier keys no longer match when the text grows.
         """
         scaling = self.rope_scaling
         if scaling is None or scaling.kind not in ("longrope", "dynamic"):
@@ -111,88 +100,90 @@ class ModelConfig:
         )
 
     def rotated_size(self, rotation: Rotation) -> int:
-        """Dimensions of the heads that rotate so."""
+        """Returns the size of the heads with this rotation."""
         attends = (self.attention(i) for i in self.attention_layers)
         sizes = (block.heads_in(self).size for block in attends if block.rotation == rotation)
         return next(sizes, self.head_dim)
 
     def inv_freq(self) -> np.ndarray:
-        """Rotary frequencies of the trained length in radians per position, float32 [head_dim / 2]."""
+        """Returns the rotary frequencies for the trained length in radians per position, float32 [head_dim / 2]."""
         frequencies: np.ndarray = self.rotations()["main"][0]
         return frequencies
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that attend, and so have keys and values."""
+        """Returns the layers with attention."""
         return tuple(i for i, blocks in enumerate(self.layers) if any(isinstance(block, Attention) for block in blocks))
 
     def keys_of(self, layer: int) -> int:
-        """The layer whose keys and values one of `attention_layers` reads."""
+        """Returns the layer whose keys and values an attention layer reads."""
         other = self.attention(layer).keys_of
         return layer if other is None else other
 
     @property
     def cached_layers(self) -> tuple[int, ...]:
-        """The layers that have keys and values of their own."""
+        """Returns the layers with their own keys and values in the cache."""
         return tuple(i for i in self.attention_layers if self.keys_of(i) == i)
 
     @property
     def keeps_early(self) -> bool:
-        """Whether blocks that need more of a token than the residual stream follow the last layer that keeps keys."""
+        """Returns whether blocks after the last cached layer need more per token than the residual stream."""
         return len(self.cached_layers) < len(self.attention_layers) or self.layer_input_size > 0
 
     def attention(self, layer: int) -> Attention:
-        """The attention block of one of `attention_layers`."""
+        """Returns the attention block of an attention layer."""
         return next(block for block in self.layers[layer] if isinstance(block, Attention))
 
     def heads(self, layer: int) -> Heads:
-        """Of keys and values of one of `attention_layers`."""
+        """Returns the key and value heads of an attention layer."""
         return self.attention(layer).heads_in(self)
 
     @property
     def kinds_of_heads(self) -> list[Heads]:
-        """The different ones, in the order of the layers."""
+        """Returns the distinct head kinds, in layer order."""
         found = [*dict.fromkeys(map(self.heads, self.attention_layers))]
         return found or [Heads(self.n_kv_heads, self.head_dim)]
 
     @property
     def qkv_values(self) -> int:
-        """The most values that a layer's queries, keys and values of a token have."""
+        """Returns the largest number of query, key and value elements per token over all layers."""
         return max((self.n_q_heads + 2 * heads.n_kv) * heads.size for heads in self.kinds_of_heads)
 
     @property
     def query_values(self) -> int:
-        """The most values of a layer's queries of a token."""
+        """Returns the largest number of query elements per token over all layers."""
         return self.n_q_heads * max(heads.size for heads in self.kinds_of_heads)
 
     @property
     def latent(self) -> LatentSettings | None:
-        """The sizes of latent attention, which all layers have then; None: heads have keys and values of their own."""
+        """Returns the sizes of latent attention if the model uses it, in all layers. None: heads have separate keys and
+        values.
+        """
         block = self.attention(self.attention_layers[0]) if self.attention_layers else None
         return block.settings if isinstance(block, LatentAttention) else None
 
     def states(self, layer: int) -> dict[str, tuple[int, ...]]:
-        """The arrays of the state that a layer keeps of each sequence, float32; {} for a layer that keeps none."""
+        """Returns the float32 state arrays per sequence in a layer, or {} without a state."""
         blocks = (block for block in self.layers[layer] if isinstance(block, RecurrentBlock))
         return {name: shape for block in blocks for name, shape in block.states(self).items()}
 
     @property
     def state_bytes(self) -> int:
-        """Of a sequence in all recurrent layers; 0: the model has none."""
+        """Returns the state bytes per sequence over all recurrent layers, or 0."""
         return 4 * sum(prod(shape) for i in range(self.n_layers) for shape in self.states(i).values())
 
     @property
     def has_windows(self) -> bool:
-        """Whether the attention of a layer sees less than the whole text."""
+        """Returns whether any layer's attention has a window."""
         return any(self.attention(i).window is not None for i in self.attention_layers)
 
     @property
     def has_biases(self) -> bool:
-        """Whether a projection adds a bias."""
+        """Returns whether any projection adds a bias."""
         return any(name.endswith(".bias") for name in self.tensors())
 
     def top_matrices(self) -> dict[str, MatrixPlan]:
-        """The matrices that belong to no layer: the embedding, and the output head where that is another."""
+        """Returns the matrices outside the layers: the embedding, and the output head if separate."""
         names = {"embedding": "model.embed_tokens.weight", "head": "lm_head.weight"}
         if self.tie_embeddings:
             del names["head"]
@@ -207,7 +198,7 @@ class ModelConfig:
         return plans
 
     def tensors(self) -> dict[str, tuple[int, ...]]:
-        """Name, as Hugging Face names it, and shape of every tensor that the model uses, in the order of their use."""
+        """Returns Hugging Face name and shape of every tensor in the model, in order of use."""
         top = {what: {plan.tensors[0]: (plan.rows, plan.k)} for what, plan in self.top_matrices().items()}
         head = top.pop("head", {})
         shapes: dict[str, tuple[int, ...]] = {name: shape for of in top.values() for name, shape in of.items()}
@@ -220,18 +211,20 @@ class ModelConfig:
         return shapes | head
 
     def unused_tensors(self) -> set[str]:
-        """Those that checkpoints may hold though nothing reads them: keys and values of layers that read others'."""
+        """Returns tensors that checkpoints may hold although nothing reads them: keys and values in layers that read
+        another layer's.
+        """
         names = *(f"{name}_proj.weight" for name in "kv"), *(f"{name}_norm.weight" for name in "kv")
         others = (i for i in self.attention_layers if self.keys_of(i) != i)
         return {layer_name(i, f"self_attn.{name}") for i in others for name in names}
 
     def n_parameters(self) -> int:
-        """Number of weights, embeddings included; tied embeddings count once."""
+        """Returns the number of weights, embeddings included. Tied embeddings count once."""
         return sum(map(prod, self.tensors().values()))
 
 
 def checked(config: ModelConfig, source: str) -> ModelConfig:
-    """Refuses sizes that each make sense but not together, or that the kernels cannot handle."""
+    """Refuses sizes that are inconsistent, or that the kernels cannot handle."""
     for name in ("hidden_size", "intermediate_size"):
         if (value := getattr(config, name)) % SIZE_MULTIPLE:
             unsupported(f"{name} {value}", f"it must be a multiple of {SIZE_MULTIPLE}")
@@ -253,7 +246,7 @@ def checked(config: ModelConfig, source: str) -> ModelConfig:
             )
         if heads.size % SIZE_MULTIPLE:
             unsupported(f"head_dim {heads.size}", f"it must be a multiple of {SIZE_MULTIPLE}")
-        # Together with the limits of each this keeps every byte count far from 2**63.
+        # Together with the individual limits it keeps every byte count far below 2**63.
         if config.n_q_heads * heads.size > MAX_INTERMEDIATE:
             unsupported(
                 f"{config.n_q_heads} heads of {heads.size}",

@@ -1,4 +1,4 @@
-"""Typed reading of config.json and GGUF metadata, with errors that name the key, the value and the file."""
+"""Typed reading of config.json and GGUF metadata. Errors name the key, the value and the file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def unsupported(feature: str, remedy: str = "use another model") -> NoReturn:
 
 
 class Reader:
-    """Typed access to the values of one JSON object or metadata table; every failure names the key and the file."""
+    """Typed access to a JSON object or metadata table. Every error names the key and the file."""
 
     def __init__(self, values: Mapping[str, Any], source: str):
         if not isinstance(values, Mapping):
@@ -25,7 +25,7 @@ class Reader:
         self.source = source
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value as it is; a null counts as absent."""
+        """Returns the raw value. null counts as absent."""
         value = self.values.get(key)
         return default if value is None else value
 
@@ -56,9 +56,9 @@ class Reader:
         return value
 
     def number(self, key: str, above: float, limit: float, default: float | None = None) -> float:
-        """A finite number x with above < x <= limit."""
+        """Reads a finite number x with above < x <= limit."""
         value = self._required(key, default)
-        # Compared before the conversion: float() of an integer of 400 digits raises OverflowError.
+        # Compare before converting: float() of a 400-digit integer raises OverflowError.
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not above < value <= limit:
             self.fail(key, value, f"a number above {above:g} and at most {limit:g}")
         return float(value)
@@ -70,9 +70,9 @@ class Reader:
         return value
 
     def token_ids(self, key: str, vocab_size: int) -> tuple[int, ...]:
-        """Reads one id or a list of ids; () where the key is absent.
+        """Reads one id or a list of ids. Returns () if the key is absent.
 
-        No text can hold an id outside the vocabulary, so such an id is left out with a warning.
+        Ids outside the vocabulary are dropped with a warning, because no text can contain them.
         """
         value = self.get(key)
         ids = [token_id for token_id in (value if isinstance(value, list) else [value]) if token_id is not None]

@@ -1,4 +1,4 @@
-"""The recurrent blocks of each layer, read from config.json or from GGUF metadata."""
+"""Reads each layer's recurrent block from config.json or GGUF metadata."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from llmcl.models.config.reader import Reader, unsupported
 from llmcl.models.families.family import Family
 from llmcl.models.families.recurrent import DeltaSettings, RecurrentSettings, ShortConvSettings
 
-MAX_DELTA_HEAD = 256  # a work-item holds a column of a head's state, or part of one
-Recurrent = list[RecurrentSettings | None]  # of each layer, None for one with attention
+MAX_DELTA_HEAD = 256  # a work-item holds a column, or part of a column, of a head's state
+Recurrent = list[RecurrentSettings | None]  # per layer; None: attention
 
 
 def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
-    """By `layer_types`, or where that is missing by a list of the layers with attention (LFM2) or how far apart these
-    are (Qwen 3.5).
-    """
+    """Reads `layer_types`, or if missing a list of attention layers (LFM2) or the interval between them (Qwen 3.5)."""
     if family.recurrent is None:
         return [None] * n_layers
     kinds = read.get("layer_types")
@@ -53,7 +51,9 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
 def recurrent_from_gguf(
     read: Reader, arch: str, family: Family, n_layers: int, tensor_names: Collection[str]
 ) -> Recurrent:
-    """Of LFM2 layers without heads of keys and values, of Qwen 3.5 all but those at an interval."""
+    """Reads the recurrent layers: in LFM2 layers without key and value heads, in Qwen 3.5 all layers except every
+    interval-th.
+    """
     if family.recurrent is None:
         return [None] * n_layers
     if family.recurrent == "linear_attention":
@@ -64,7 +64,8 @@ def recurrent_from_gguf(
             read.size(f"{arch}.ssm.state_size", limits.MAX_HEAD_DIM),
             read.size(f"{arch}.ssm.inner_size", limits.MAX_INTERMEDIATE) // n_v,
             read.size(f"{arch}.ssm.conv_kernel", limits.MAX_CONV_LENGTH, minimum=2),
-            in_turn=not family.joined_inputs,  # llama.cpp's converter orders the heads anew where it finds none joined
+            # llama.cpp's converter reorders the heads if the projections were separate
+            in_turn=not family.joined_inputs,
             log_decays=False,
             joined=tuple(name for name in family.joined_inputs if _is_there(name, family, tensor_names)),
         )
@@ -76,14 +77,14 @@ def recurrent_from_gguf(
 
 
 def _is_there(joined: str, family: Family, tensor_names: Collection[str]) -> bool:
-    """Whether a GGUF file has a joined projection, which llama.cpp's later converters take apart."""
+    """Returns whether a GGUF file has a joined projection. Later llama.cpp converters split joined projections."""
     module = f"linear_attn.in_proj_{joined}"
     names = [f".{name}.weight" for name, own in family.gguf_modules.items() if own == module]
     return any(tensor.endswith(name) for tensor in tensor_names for name in names)
 
 
 def _checked(of: DeltaSettings, source: str) -> DeltaSettings:
-    """Refuses sizes that do not go together, or that the kernels cannot handle."""
+    """Refuses sizes that do not match, or that the kernels cannot handle."""
     if of.n_v % of.n_k:
         raise CheckpointError(
             f"{source}: {of.n_v} value heads of the delta net cannot share {of.n_k} key heads evenly. The checkpoint "

@@ -1,4 +1,4 @@
-"""Rotary frequencies: how checkpoints state them. `rope_values.py` has their values."""
+"""Reads rotary settings from checkpoints. `rope_values.py` computes the frequencies."""
 
 from __future__ import annotations
 
@@ -17,21 +17,20 @@ from llmcl.models.families.family import Family
 _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR = 1e-6, 1e6
 MAX_THETA = 1e15
 KINDS = "linear", "llama3", "yarn", "longrope", "dynamic", "proportional"
-# What llama.cpp's converter writes as the factor of a pair that does not rotate.
+# llama.cpp's converter writes larger factors for pairs that do not rotate.
 _NO_ROTATION = 1e29
 
 
 @dataclass(frozen=True)
 class RopeScaling:
-    """How the rotary frequencies differ from theta^(-2i/dim), dim being the rotated dimensions of a head.
+    """Changes to the rotary frequencies theta^(-2i/dim), where dim is the number of rotated head dimensions.
 
-    kind: "linear" divides all of them by `factor`; "llama3" divides the low ones and blends in between; "factors"
-    divides frequency i by `factors[i]`, inf for none, then by `factor` (GGUF's tensor rope_freqs.weight, and what
-    config.json calls "proportional"); "yarn" divides those that
-    turn less than beta_slow times in original_max_position tokens, keeps those that turn more than beta_fast times, and
-    blends in between, truncate: from and to whole pairs; "longrope" divides frequency i by `factors[i]`, or by
-    `long_factors[i]` where the context exceeds original_max_position; "dynamic" raises theta where the context exceeds
-    original_max_position. amplitude: factor of cosines and sines.
+    "linear" divides all frequencies by `factor`. "llama3" divides low frequencies and blends in between. "factors"
+    divides frequency i by `factors[i]` (inf: no rotation), then by `factor` (GGUF's tensor rope_freqs.weight, and
+    "proportional" in config.json). "yarn" divides frequencies below beta_slow turns in original_max_position tokens,
+    keeps frequencies above beta_fast turns, and blends in between. "longrope" divides frequency i by `factors[i]`, or
+    by `long_factors[i]` if the context exceeds original_max_position. "dynamic" raises theta if the context exceeds
+    original_max_position.
     """
 
     kind: str
@@ -43,15 +42,15 @@ class RopeScaling:
     long_factors: tuple[float, ...] | None = None
     beta_fast: float = 32.0
     beta_slow: float = 1.0
-    truncate: bool = True
-    amplitude: float = 1.0
+    truncate: bool = True  # yarn: blend from and to whole pairs
+    amplitude: float = 1.0  # factor on cosines and sines
 
 
 def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int) -> dict[str, Any]:
-    """The fields rope_theta, rope_scaling, rotary_dim and local_rope_theta of a ModelConfig.
+    """Returns rope_theta, rope_scaling, rotary_dim and local_rope_theta for a ModelConfig.
 
-    They are read from `rope_parameters` (transformers 5), which may hold an object for each kind of layer, or from
-    `rope_theta`, `rope_local_base_freq`, `partial_rotary_factor` and `rope_scaling` (before).
+    The sources are `rope_parameters` (transformers 5), possibly with an object per layer kind, or the older
+    `rope_theta`, `rope_local_base_freq`, `partial_rotary_factor` and `rope_scaling`.
     """
     theta = read.number("rope_theta", 1.0, MAX_THETA, default=10000.0)
     rope = rotary_settings(read)
@@ -64,12 +63,12 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
                 unsupported(f"the rotary scaling {shown(kind)} in layers with a window", "it supports default")
         if rope is not None and (rope.get("sliding_attention") or rope.get("full_attention")) is not None:
             rope = rope.table("full_attention")
-            if rope is not None:  # transformers may leave the settings of both kinds in it once more
+            if rope is not None:  # transformers may repeat both kinds' settings inside
                 rope = Reader({k: v for k, v in rope.values.items() if not isinstance(v, Mapping)}, rope.source)
     sources = [read] if rope is None else [rope, read]
     share = next((source for source in sources if source.get("partial_rotary_factor") is not None), None)
     rotary_dim = None
-    if rope is not None and _kind(rope, family) == "proportional":  # has it as a part of the scaling
+    if rope is not None and _kind(rope, family) == "proportional":  # part of the scaling settings
         share = None
     if share is not None and (factor := share.number("partial_rotary_factor", 0.0, 1e15)) != 1.0:
         rotary_dim = int(head_dim * factor)
@@ -88,9 +87,9 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
 
 
 def rotary_settings(read: Reader) -> Reader | None:
-    """The object with the rotary settings: `rope_scaling` goes before `rope_parameters`, as in transformers.
+    """Returns the object with the rotary settings. `rope_scaling` overrides `rope_parameters`, as in transformers.
 
-    Beside settings for each kind of layer it changes those for the whole text.
+    If `rope_parameters` has settings per layer kind, `rope_scaling` changes only full attention.
     """
     parameters, scaling = read.table("rope_parameters"), read.table("rope_scaling")
     if scaling is None or not scaling.values:
@@ -117,7 +116,7 @@ def query_scale_from_gguf(read: Reader, architecture: str) -> QueryScale | None:
 
 
 def _scaling(read: Reader, rope: Reader, family: Family, rotary_dim: int, max_position: int) -> RopeScaling | None:
-    """rope: the object with the rotary settings. read: all of config.json."""
+    """Reads the scaling. rope: the object with the rotary settings. read: the whole config.json."""
     kind = _kind(rope, family)
     if kind == "default":
         return None
@@ -177,7 +176,7 @@ def yarn_amplitude(factor: float, scale: float = 1.0) -> float:
 
 
 def longrope_amplitude(factor: float, original_max_position: int) -> float:
-    """Ding et al., "LongRoPE", 2024."""
+    """Returns the amplitude from Ding et al., "LongRoPE", 2024."""
     return 1.0 if factor <= 1.0 else math.sqrt(1.0 + math.log(factor) / math.log(max(original_max_position, 2)))
 
 
@@ -199,8 +198,8 @@ def _factors(rope: Reader, key: str, rotary_dim: int) -> tuple[float, ...]:
 def checked_factors(
     values: Sequence[float], rotary_dim: int, what: str, *, may_stop: bool = False
 ) -> tuple[float, ...]:
-    """The factors of the frequencies; what: where they stand, for errors. may_stop: some may say that a pair does not
-    rotate, for which there is inf here.
+    """Checks the frequency factors. what: their location, for errors. may_stop: huge factors mean no rotation and
+    become inf.
     """
     if len(values) != rotary_dim // 2:
         raise CheckpointError(
@@ -218,7 +217,7 @@ def checked_factors(
 
 @dataclass(frozen=True)
 class GgufFactors:
-    """Values of the tensors rope_freqs.weight, rope_factors_short.weight and rope_factors_long.weight."""
+    """Contents of the tensors rope_freqs.weight, rope_factors_short.weight and rope_factors_long.weight."""
 
     of_all: Sequence[float] | None = None
     short: Sequence[float] | None = None
@@ -256,7 +255,7 @@ def scaling_from_gguf(
         original = read.size(f"{prefix}original_context_length", MAX_POSITION, default=max_position)
         factor = read.number(f"{prefix}factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR)
         all_dim = read.number(f"{prefix}yarn_log_multiplier", -1.0, MAX_SCALE, default=0.0)
-        # With a log multiplier the two scales of the paper are equal, and cancel.
+        # With a log multiplier the paper's two scales are equal and cancel.
         usual = 1.0 if all_dim > 0 else yarn_amplitude(factor)
         beta_slow = read.number(f"{prefix}yarn_beta_slow", 0.0, MAX_SCALE, default=1.0)
         return RopeScaling(
@@ -268,7 +267,7 @@ def scaling_from_gguf(
             truncate=family.gguf_yarn_truncates,
             amplitude=read.number(f"{prefix}attn_factor", 0.0, MAX_SCALE, default=usual),
         )
-    # Files of 2023 have only the older key.
+    # Files from 2023 have only the older key.
     old_factor = read.number(f"{architecture}.rope.scale_linear", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=1.0)
     factor = (
         read.number(f"{prefix}factor", _MIN_ROPE_FACTOR, _MAX_ROPE_FACTOR, default=1.0)

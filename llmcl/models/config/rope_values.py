@@ -1,7 +1,7 @@
-"""Rotary frequencies: their values.
+"""Computes rotary frequencies.
 
-Float32 arithmetic in the order of operations of transformers' `modeling_rope_utils.py`, because the last bit is
-multiplied by the position.
+Uses float32 arithmetic in the operation order of transformers' `modeling_rope_utils.py`, because positions multiply
+even last-bit differences.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ _f32 = np.float32
 
 
 def rotation(head_dim: int, rotary_dim: int, theta: float, scaling: RopeScaling | None, max_context: int) -> np.ndarray:
-    """Frequencies in radians per position and factors of cosines and sines, float32 [2, head_dim / 2].
+    """Returns frequencies in radians per position and factors on cosines and sines, float32 [2, head_dim / 2].
 
-    rotary_dim: rotated dimensions of a head; the pairs after them have frequency 0 and factor 1.
+    rotary_dim: rotated head dimensions. Later pairs have frequency 0 and factor 1.
     """
     table = np.zeros((2, head_dim // 2), _f32)
     table[1] = 1.0
@@ -29,7 +29,7 @@ def rotation(head_dim: int, rotary_dim: int, theta: float, scaling: RopeScaling 
 
 
 def inverse_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_context: int) -> np.ndarray:
-    """Rotary frequencies in radians per position for texts of max_context tokens, float32 [dim / 2]."""
+    """Returns rotary frequencies in radians per position for texts up to max_context tokens, float32 [dim / 2]."""
     if scaling is None:
         return _f32(1.0) / _powers(dim, theta)
     if scaling.kind == "dynamic":
@@ -52,7 +52,7 @@ def inverse_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max
 
 
 def _powers(dim: int, theta: float) -> np.ndarray:
-    """theta^(2i/dim), rounded once from float64: the float32 power of C libraries differs from machine to machine."""
+    """Returns theta^(2i/dim), rounded once from float64, because float32 power differs between C libraries."""
     exponent = np.arange(0, dim, 2, dtype=_f32) / _f32(dim)
     return np.power(np.float64(theta), exponent.astype(np.float64)).astype(_f32)
 
@@ -61,7 +61,7 @@ def _llama3(inv_freq: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     factor, low = _f32(scaling.factor), _f32(scaling.low_freq_factor)
     low_wavelength = scaling.original_max_position / scaling.low_freq_factor
     high_wavelength = scaling.original_max_position / scaling.high_freq_factor
-    # PyTorch computes number / tensor as number * (1 / tensor); the last bit shows it.
+    # PyTorch computes number / tensor as number * (1 / tensor). The last bit depends on it.
     wavelength = _f32(2 * math.pi) * (_f32(1.0) / inv_freq)
     scaled = np.where(wavelength > _f32(low_wavelength), inv_freq / factor, inv_freq)
     blend = _f32(scaling.original_max_position) * (_f32(1.0) / wavelength) - low
@@ -72,11 +72,11 @@ def _llama3(inv_freq: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 
 def _yarn(dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
-    """Peng et al., "YaRN", 2023."""
+    """Returns YaRN frequencies (Peng et al., "YaRN", 2023)."""
     powers = _powers(dim, theta)
 
     def pair_that_turns(times: float) -> float:
-        """Which pair, as a real number, turns so many times in the original context."""
+        """Returns the pair, as a real number, that turns `times` times in the original context."""
         turns = scaling.original_max_position / (times * 2 * math.pi)
         return dim * math.log(turns) / (2 * math.log(theta))
 

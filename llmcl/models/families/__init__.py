@@ -1,6 +1,6 @@
-"""The supported model families: a file each, whose name is config.json's `model_type` and which declares `FAMILY`.
+"""The supported model families, each in a file named after config.json's `model_type` and declaring `FAMILY`.
 
-`blocks.py`, `latent.py` and `recurrent.py` have what a layer can be made of, `family.py` what a family declares.
+`blocks.py`, `latent.py` and `recurrent.py` define blocks for layers, `family.py` the declaration.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ FAMILIES: dict[str, Family] = {
 
 
 class TextPart(NamedTuple):
-    """A model of text and images, of which llmcl runs the text part."""
+    """A multimodal model whose text part llmcl runs."""
 
-    hf_class: str  # in config.json's `architectures`
-    family: str  # of the text part, where text_config does not name it
-    tied: bool  # whether the output head is the embedding, where config.json does not say it
+    hf_class: str  # name in config.json's `architectures`
+    family: str  # the text part's family if missing in text_config
+    tied: bool  # whether the output head is the embedding if config.json does not say
 
 
-# By model_type.
+# Keyed by model_type.
 TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
     "gemma4": TextPart("Gemma4ForConditionalGeneration", "gemma4_text", tied=True),
@@ -38,7 +38,7 @@ TEXT_PARTS: dict[str, TextPart] = {
     "mistral3": TextPart("Mistral3ForConditionalGeneration", "mistral", tied=True),
 }
 
-# By GGUF's general.architecture.
+# Keyed by GGUF's general.architecture.
 GGUF_FAMILIES: dict[str, str] = {
     family.gguf_name: name for name, family in FAMILIES.items() if family.gguf_name is not None
 }

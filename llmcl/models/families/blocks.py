@@ -1,7 +1,7 @@
-"""Blocks: what a layer can be made of. A family declares the blocks of its layers.
+"""Blocks are the parts from which families build layers.
 
-A block adds to the residual stream: x += output(norm(x)). It says which tensors of a checkpoint it is made of, and how
-they lie on the device as matrices. `llmcl/models/blocks.py` computes it, and `llmcl/reference/model.py` is the twin.
+A block adds to the residual stream: x += output(norm(x)). Each block class lists checkpoint tensors and the matrix
+layout on the device. `llmcl/models/blocks.py` computes blocks, and `llmcl/reference/model.py` is the twin.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Literal, Protocol
 import numpy as np
 
 Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
-# What a router chooses experts by: the logits, or a score of each that is a sigmoid or the softmax of all.
+# How a router scores experts when it does not use plain logits: a sigmoid per expert, or a softmax over all experts.
 Scoring = Literal["sigmoid", "softmax"]
-# Which rotary frequencies: the model's, those of its layers with a window where they have others, none.
+# Rotary frequencies: the model's main ones, separate ones for windowed layers, or none.
 Rotation = Literal["main", "local", "none"]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Sizes(Protocol):
-    """What blocks need to know of a model: `ModelConfig` has it."""
+    """The model sizes that blocks need, implemented by `ModelConfig`."""
 
     @property
     def hidden_size(self) -> int: ...
@@ -39,50 +39,47 @@ class Sizes(Protocol):
 
 @dataclass(frozen=True)
 class Heads:
-    """Heads of an attention: how many of keys, and as many of values; the dimensions of each, of queries, too."""
+    """Attention heads of a layer."""
 
-    n_kv: int
-    size: int
+    n_kv: int  # key heads, and as many value heads
+    size: int  # dimensions per head, query heads included
 
 
 @dataclass(frozen=True)
 class RowRuns:
-    """Of each `period` rows of a tensor the `run` from `first` on."""
+    """Selects tensor rows: in each group with `period` rows, the `run` rows from `first` on."""
 
     period: int
     first: int
     run: int
 
     def rows(self, start: int, stop: int) -> np.ndarray:
-        """Where in the tensor rows start..stop-1 of these lie."""
+        """Returns the tensor row numbers of selected rows start..stop-1."""
         at = np.arange(start, stop)
         rows: np.ndarray = at // self.run * self.period + self.first + at % self.run
         return rows
 
 
 def row_runs(*sizes: int) -> tuple[RowRuns, ...]:
-    """The parts of a tensor whose rows are so many of the first part, so many of the second and so on, and again."""
+    """Returns the row selections for a tensor with repeating parts: sizes[0] rows for part 0, sizes[1] rows for part 1,
+    and so on.
+    """
     return tuple(RowRuns(sum(sizes), sum(sizes[:i]), size) for i, size in enumerate(sizes))
 
 
 @dataclass(frozen=True)
 class MatrixPlan:
-    """One weight [rows, k] and the tensors it is made of, one below the other or tile by tile in turn.
-
-    tensor_rows: how many rows of each; of a tensor that is named again, the next ones. alternate: the tiles of the
-    first tensor and the second are in turn, then those of the third and the fourth, and so on. n_rotated: the first so
-    many tensors are queries and keys, which rotate. n_experts, top_k: matrices below each other, and how many of them a
-    token needs. row_runs: of each tensor the rows that there are, None for the next ones; (): None for all.
-    """
+    """One weight [rows, k] and the source tensors, stacked or alternating tile by tile."""
 
     name: str
     k: int
     tensors: tuple[str, ...]
-    tensor_rows: tuple[int, ...]
-    alternate: bool = False
-    n_rotated: int = 0
-    n_experts: int = 1
-    top_k: int = 1
+    tensor_rows: tuple[int, ...]  # rows per tensor; a repeated name takes the next rows
+    alternate: bool = False  # tiles of tensors 1 and 2 alternate, then of 3 and 4, and so on
+    n_rotated: int = 0  # the first n_rotated tensors are rotated queries and keys
+    n_experts: int = 1  # stacked matrices
+    top_k: int = 1  # matrices that a token uses
+    # selected rows per tensor, None for the next rows; (): None for all tensors
     row_runs: tuple[RowRuns | None, ...] = ()
 
     @property
@@ -94,7 +91,7 @@ class MatrixPlan:
         return self.row_runs or (None,) * len(self.tensors)
 
     def first_rows(self) -> list[int]:
-        """The row at which the part of each tensor begins in that tensor."""
+        """Returns, for each entry, the first row taken from its tensor."""
         first, taken = [], dict.fromkeys(self.tensors, 0)
         for name, n in zip(self.tensors, self.tensor_rows, strict=True):
             first.append(taken[name])
@@ -102,42 +99,44 @@ class MatrixPlan:
         return first
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """The shape of each tensor."""
+        """Returns the shape of each tensor."""
         rows: dict[str, int] = {}
         for name, n, runs in zip(self.tensors, self.tensor_rows, self.runs_of_tensors, strict=True):
             rows[name] = rows.get(name, 0) + n if runs is None else n // runs.run * runs.period
         return {name: (n, self.k) for name, n in rows.items()}
 
     def of_layer(self, i: int) -> MatrixPlan:
-        """The plan with the full names of layer i's tensors."""
+        """Returns the plan with full tensor names for layer i."""
         tensors = tuple(layer_name(i, name) for name in self.tensors)
         return replace(self, name=f"layer {i} {self.name}", tensors=tensors)
 
 
 def layer_name(i: int, tensor: str) -> str:
-    """The full name of a tensor of layer i."""
+    """Returns the full name of a tensor in layer i."""
     return f"model.layers.{i}.{tensor}"
 
 
 @dataclass(frozen=True)
 class Block(ABC):
-    """norm: the module of the RMS norm before the block. post_norm: that of its output. None: there is none."""
+    """A layer part that adds to the residual stream."""
 
-    norm: str | None
-    post_norm: str | None = None
+    norm: str | None  # module of the RMS norm before the block; None: no norm
+    post_norm: str | None = None  # module of the RMS norm after the block; None: no norm
 
     @abstractmethod
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
-        """Its weights by the names that `llmcl/models/blocks.py` knows; tensors without the layer's prefix."""
+        """Returns the weights by their names in `llmcl/models/blocks.py`. Tensor names lack the layer prefix."""
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        """Its norms and biases, float32: the shapes of the tensors that each is joined from, {} for none."""
+        """Returns the float32 norms and biases: per vector, the shapes of the tensors to concatenate, or {} if
+        absent.
+        """
         hidden = (sizes.hidden_size,)
         norms = {"norm": self.norm, "post_norm": self.post_norm}
         return {name: {} if module is None else {f"{module}.weight": hidden} for name, module in norms.items()}
 
     def tensors(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        """Name and shape of every tensor, without the layer's prefix."""
+        """Returns name and shape of every tensor, without the layer prefix."""
         shapes = {name: shape for vector in self.vectors(sizes).values() for name, shape in vector.items()}
         for plan in self.matrices(sizes).values():
             shapes |= plan.shapes()
@@ -146,7 +145,7 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class QueryScale:
-    """A factor of a query's scores: 1 + beta log(1 + floor(position / length))."""
+    """A factor on a query's scores: 1 + beta log(1 + floor(position / length))."""
 
     beta: float
     length: int
@@ -154,35 +153,24 @@ class QueryScale:
 
 @dataclass(frozen=True)
 class Attention(Block):
-    """Causal attention with rotary embeddings over the KV cache.
-
-    fused: queries, keys and values are projected by one tensor. gated: the output is multiplied by the sigmoid of a
-    further projection, whose rows of a head follow those of its query. bias: the projections of queries, keys and
-    values add one; output_bias: the output projection does. head_norms: an RMS norm of every query and key head before
-    the rotation; row_norms: one of all query heads together, and one of all key heads. rotation: of queries and keys.
-    window: tokens that a query sees back, itself included; None for all. soft_cap: c in c tanh(score / c). query_scale:
-    before the soft cap. sinks: a logit of each query head that counts in the sum of the softmax alone. heads: of its
-    own; None: the model's. keys_as_values: values are what the projection of the keys gives, without a norm of the keys
-    and without rotation. value_norms: an RMS norm of every value head, without weights. keys_of: the layer whose keys
-    and values it reads in place of its own; None: it has its own.
-    """
+    """Causal attention with rotary embeddings over the KV cache."""
 
     norm: str | None = "input_layernorm"
-    fused: bool = False
-    gated: bool = False
-    bias: bool = False
-    output_bias: bool = False
-    head_norms: bool = False
-    row_norms: bool = False
-    rotation: Rotation = "main"
-    window: int | None = None
-    soft_cap: float | None = None
-    query_scale: QueryScale | None = None
-    sinks: bool = False
-    heads: Heads | None = None
-    keys_as_values: bool = False
-    value_norms: bool = False
-    keys_of: int | None = None
+    fused: bool = False  # queries, keys and values are projected by one tensor
+    gated: bool = False  # output times sigmoid of a second projection, whose rows follow the query rows of each head
+    bias: bool = False  # bias on the query, key and value projections
+    output_bias: bool = False  # bias on the output projection
+    head_norms: bool = False  # RMS norm of each query and key head before rotation
+    row_norms: bool = False  # RMS norm over all query heads together, and over all key heads together
+    rotation: Rotation = "main"  # of queries and keys
+    window: int | None = None  # tokens visible to a query, itself included; None: all
+    soft_cap: float | None = None  # c in c tanh(score / c)
+    query_scale: QueryScale | None = None  # applied before the soft cap
+    sinks: bool = False  # a logit per query head that only enters the softmax sum
+    heads: Heads | None = None  # None: the model's heads
+    keys_as_values: bool = False  # values are the key projection before norm and rotation
+    value_norms: bool = False  # RMS norm of each value head, without weights
+    keys_of: int | None = None  # reads another layer's keys and values; None: has its own
 
     def heads_in(self, sizes: Sizes) -> Heads:
         return self.heads or Heads(sizes.n_kv_heads, sizes.head_dim)
@@ -225,7 +213,7 @@ class Attention(Block):
 
     @property
     def _projections(self) -> str:
-        """Of queries, keys and values, by their letters."""
+        """Returns the projections for queries, keys and values, as letters."""
         return "qkk" if self.keys_as_values else "qkv"
 
     def _rows(self, sizes: Sizes) -> tuple[int, int]:
@@ -235,15 +223,13 @@ class Attention(Block):
 
 @dataclass(frozen=True)
 class GatedMlp(Block):
-    """down(activation(gate(x)) * up(x)). fused: one tensor has gate and up. bias: all three projections add one. width:
-    how many times as many rows as the model's its gate has.
-    """
+    """down(activation(gate(x)) * up(x))."""
 
     norm: str | None = "post_attention_layernorm"
     activation: Activation = "silu"
-    fused: bool = False
-    bias: bool = False
-    width: int = 1
+    fused: bool = False  # one tensor holds gate and up
+    bias: bool = False  # bias on all three projections
+    width: int = 1  # multiple of the model's intermediate_size
 
     def rows(self, sizes: Sizes) -> int:
         return self.width * sizes.intermediate_size
@@ -269,13 +255,10 @@ class GatedMlp(Block):
 
 @dataclass(frozen=True)
 class LayerInput(Block):
-    """x += post_norm(output(activation(gate(x)) * what the layer is given of the token)): see `ModelConfig`.
-
-    size: of what it is given.
-    """
+    """x += post_norm(output(activation(gate(x)) * per-layer token embedding)): see `ModelConfig`."""
 
     norm: str | None = None
-    size: int = 16
+    size: int = 16  # size of the per-layer embedding
     activation: Activation = "gelu_tanh"
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
@@ -288,7 +271,7 @@ class LayerInput(Block):
 
 @dataclass(frozen=True)
 class Factor(Block):
-    """x is multiplied by a number of the layer's. tensor: where it stands, [1]."""
+    """Multiplies x by a layer scalar. tensor: name of the scalar, shape [1]."""
 
     norm: str | None = None
     tensor: str = "layer_scalar"
@@ -302,50 +285,42 @@ class Factor(Block):
 
 @dataclass(frozen=True)
 class Scores:
-    """How a router chooses experts where it is not by the largest logits (`ops.choose_experts.choose_scored_experts`).
-
-    corrected: a number of each expert is added to its score for the choice. scale: factor of the weights.
-    """
+    """A router's choice when it is not by the largest logits (`ops.choose_experts.choose_scored_experts`)."""
 
     scoring: Scoring = "sigmoid"
     n_groups: int = 1
     top_groups: int = 1
-    scale: float = 1.0
-    corrected: bool = True
+    scale: float = 1.0  # factor on the expert weights
+    corrected: bool = True  # a bias per expert is added to the scores for the choice
 
     @property
     def per_group(self) -> int:
-        """How many of its best experts a group counts by."""
+        """Returns how many top experts rank a group."""
         return 2 if self.scoring == "sigmoid" else 1
 
 
 @dataclass(frozen=True)
 class ExpertSettings:
-    """What a checkpoint says of the experts of a layer.
-
-    top_k: how many a token goes to. size: rows of an expert's gate. renormalize: the weights of the chosen experts
-    add up to 1; otherwise those of all would. shared_size: the same as size of the expert that every token goes to; 0:
-    there is none. scores: None: the largest logits are chosen.
-    """
+    """Expert settings from a checkpoint."""
 
     n_experts: int = 1
-    top_k: int = 1
-    size: int = 16
-    renormalize: bool = True
-    shared_size: int = 0
-    scores: Scores | None = None
+    top_k: int = 1  # experts per token
+    size: int = 16  # rows of an expert's gate
+    renormalize: bool = True  # weights of the chosen experts sum to 1; False: weights of all experts do
+    shared_size: int = 0  # rows of the shared expert's gate; 0: no shared expert
+    scores: Scores | None = None  # None: the largest logits win
 
 
 @dataclass(frozen=True)
 class OwnNorms:
-    """Norms of a mixture in which each part has its own:
+    """The norms in a mixture with a separate norm per part:
 
         x += post_norm(after_shared(shared expert(norm of `shared`)) + after_chosen(chosen experts(norm)))
 
-    router: the tensor [hidden] of a norm before the router, which is divided by sqrt(hidden). The others are modules.
+    All fields but router are modules.
     """
 
-    router: str
+    router: str  # tensor [hidden] of the router's norm, divided by sqrt(hidden)
     shared: str
     after_shared: str
     after_chosen: str
@@ -353,28 +328,24 @@ class OwnNorms:
 
 @dataclass(frozen=True)
 class Experts(Block):
-    """A mixture of experts: the sum of weight_e(x) down_e(activation(gate_e(x)) * up_e(x)) of those that the router
-    chooses.
+    """A mixture of experts: sums weight_e(x) down_e(activation(gate_e(x)) * up_e(x)) over the chosen experts.
 
-    router, gate, up, down: their modules, {} for the number of an expert. bias: all of them add one. shared: the module
-    of the expert that every token goes to; shared_gate: that of a number for each token, by whose sigmoid the output of
-    that expert is multiplied; None: there is none. own_norms: of its parts; None: `norm` is for all. scales: the tensor
-    [n_experts] of factors of the experts' outputs; None: there are none. correction: the tensor of `Scores.corrected`.
+    In module names {} stands for the expert's number.
     """
 
     norm: str | None = "post_attention_layernorm"
     settings: ExpertSettings = ExpertSettings()
     activation: Activation = "silu"
-    bias: bool = False
+    bias: bool = False  # bias on router and experts
     router: str = "mlp.gate"
     gate: str = "mlp.experts.{}.gate_proj"
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
-    shared: str = "mlp.shared_expert"
-    shared_gate: str | None = None
-    own_norms: OwnNorms | None = None
-    scales: str | None = None
-    correction: str = "mlp.gate.e_score_correction_bias"
+    shared: str = "mlp.shared_expert"  # module of the shared expert, used by every token
+    shared_gate: str | None = None  # module of a scalar gate, whose sigmoid scales the shared expert's output
+    own_norms: OwnNorms | None = None  # separate norms per part; None: `norm` for all
+    scales: str | None = None  # tensor [n_experts] of output factors per expert
+    correction: str = "mlp.gate.e_score_correction_bias"  # tensor for `Scores.corrected`
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, of = sizes.hidden_size, self.settings
@@ -399,7 +370,7 @@ class Experts(Block):
         return self.shared_gate is not None and self.settings.shared_size > 0
 
     def _routers(self) -> tuple[str, ...]:
-        """The gate of the shared expert is the last row of the router's matrix: one product gives both."""
+        """Returns the router's tensors. The shared expert's gate is the last row, so a single product computes both."""
         modules = (self.router, self.shared_gate) if self.has_shared_gate else (self.router,)
         return tuple(f"{module}.weight" for module in modules)
 

@@ -9,12 +9,13 @@ from llmcl.models.families import deepseek_v3
 _V3 = deepseek_v3.FAMILY
 assert _V3.experts is not None
 
-FAMILY = replace(  # GGUF files have the same name, and say by what the router chooses
+FAMILY = replace(  # GGUF files share V3's name and state the router's scoring
     _V3,
     hf_class="DeepseekV2ForCausalLM",
     gguf_name=None,
     fixed={"moe_layer_freq": 1, "scoring_func": "softmax"},
-    experts=replace(_V3.experts, scoring="softmax", renormalize=False),  # as transformers, whatever norm_topk_prob says
+    # like transformers, which ignores norm_topk_prob
+    experts=replace(_V3.experts, scoring="softmax", renormalize=False),
     drafting_layers=False,
     defaults={
         **_V3.defaults,

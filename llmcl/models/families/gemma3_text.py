@@ -1,4 +1,4 @@
-"""Gemma 3, its text part: norms of heads, a window in five layers of six with rotary frequencies of their own."""
+"""Gemma 3, text part: head norms, and a window with separate rotary frequencies in five layers out of six."""
 
 from __future__ import annotations
 

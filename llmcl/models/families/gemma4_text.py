@@ -1,7 +1,7 @@
-"""Gemma 4, its text part: layers without a window have larger heads, whose keys may be their values, too.
+"""Gemma 4, text part: layers without a window have larger heads and may use keys as values.
 
-In the 26B-A4B a mixture of experts stands beside the MLP of each layer, which is its shared expert here. In E2B and E4B
-late layers read the keys and values of earlier ones, and each layer has embeddings of its own.
+In the 26B-A4B each layer has a mixture of experts beside an MLP, declared here as the shared expert. In E2B and E4B
+late layers read earlier layers' keys and values, and each layer has its own token embeddings.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Gemma 4 12B, its text part: as the other dense one. GGUF files name it gemma4."""
+"""Gemma 4 12B, text part: like the other dense model. GGUF files call it gemma4."""
 
 from __future__ import annotations
 

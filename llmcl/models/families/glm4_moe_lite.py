@@ -8,7 +8,7 @@ from llmcl.models.families import deepseek_v3
 
 _V3 = deepseek_v3.FAMILY
 
-FAMILY = replace(  # GGUF files have the name of DeepSeek's
+FAMILY = replace(  # GGUF files use DeepSeek's name
     _V3,
     hf_class="Glm4MoeLiteForCausalLM",
     gguf_name=None,

@@ -1,4 +1,4 @@
-"""Granite 3: Llama with factors of the embeddings, the scores, what a block adds, and the logits."""
+"""Granite 3: Llama with scale factors on embeddings, scores, block outputs and logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Granite 3 with a mixture of experts in place of the MLP."""
+"""Granite 3 with experts instead of the MLP."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Granite 3 with a mixture of experts and one that every token goes to. GGUF files name it granitemoe."""
+"""Granite 3 with experts and a shared expert. GGUF files call it granitemoe."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""Latent attention: all heads share a row a token, of a latent and a rotated key, in place of keys and values.
+"""Latent attention: all heads share one row per token, a latent and a rotated key, instead of keys and values.
 
-DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1. A head's key is W_k latent and the rotated key, its value W_v latent. The
-device keeps the latent alone: a query is multiplied by W_k^T before, the sum of the latents by W_v after.
+DeepSeek-AI, "DeepSeek-V2", 2024, section 2.1. A head's key is W_k latent plus the rotated key, its value W_v latent.
+The device caches only the latent and the rotated key: queries are multiplied by W_k^T before attention, and the
+weighted latents by W_v after.
 """
 
 from __future__ import annotations
@@ -17,41 +18,36 @@ KEYS, VALUES = "self_attn.k_b_proj.weight", "self_attn.v_b_proj.weight"
 
 @dataclass(frozen=True)
 class LatentSettings:
-    """What a checkpoint says of latent attention.
+    """A checkpoint's sizes for latent attention."""
 
-    rank: numbers of the latent. rope: of the rotated key, and of a query head that meet it; nope: its others. value: of
-    the value of a head. query_rank: numbers that the queries are projected from; 0: the normalised input is.
-    interleaved: rotary pairs are stored next to each other, otherwise half of rope apart.
-    """
-
-    rank: int = 512
-    rope: int = 64
-    nope: int = 128
-    value: int = 128
-    query_rank: int = 0
-    interleaved: bool = True
+    rank: int = 512  # latent size
+    rope: int = 64  # size of the rotated key, and of a query head's matching part
+    nope: int = 128  # size of a query head's remaining part
+    value: int = 128  # size of a head's value
+    query_rank: int = 0  # size of the low-rank query input; 0: queries are projected from the normalised input
+    interleaved: bool = True  # rotary pairs are adjacent; False: half of rope apart
 
     @property
     def width(self) -> int:
-        """Numbers of a row of the cache."""
+        """Returns the size of a cache row."""
         return self.rank + self.rope
 
     @property
     def query(self) -> int:
-        """Numbers of a query head."""
+        """Returns the size of a query head."""
         return self.nope + self.rope
 
     @property
     def of_head(self) -> int:
-        """Numbers of a head before or after attention, at most."""
+        """Returns the larger of a head's input and output sizes."""
         return max(self.query, self.value)
 
 
 @dataclass(frozen=True)
 class LatentAttention(Attention):
-    """Causal attention to rows that all heads share: the model's n_kv_heads is 1, its head_dim the row's width.
+    """Causal attention to rows shared by all heads. The model's n_kv_heads is 1, and head_dim is the row width.
 
-    bias: the projections to lower ranks and the output projection add one.
+    bias: the down projections and the output projection add a bias.
     """
 
     settings: LatentSettings = LatentSettings()

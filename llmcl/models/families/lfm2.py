@@ -1,4 +1,4 @@
-"""LFM2: short convolutions in most layers, attention with head norms in the others."""
+"""LFM2: short convolutions in most layers, attention with head norms in the rest."""
 
 from __future__ import annotations
 

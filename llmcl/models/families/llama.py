@@ -1,4 +1,4 @@
-"""Llama 1 to 3.2, and what is built like it: SmolLM2, TinyLlama."""
+"""Llama 1 to 3.2, and models with the same architecture: SmolLM2, TinyLlama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ministral 3: Mistral with YaRN, and scores that grow with the query's position. GGUF files name it mistral3."""
+"""Ministral 3: Mistral with YaRN, and scores that grow with the query's position. GGUF files call it mistral3."""
 
 from __future__ import annotations
 

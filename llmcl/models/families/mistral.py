@@ -1,4 +1,4 @@
-"""Mistral: Llama with a sliding window in all layers. GGUF files name it Llama; a window there is for all layers."""
+"""Mistral: Llama with a sliding window in all layers. GGUF files call it Llama; a window there covers all layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixtral: Mistral with a mixture of experts in place of the MLP. GGUF files name it Llama."""
+"""Mixtral: Mistral with experts instead of the MLP. GGUF files call it Llama."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OLMo 2: norms after attention and MLP alone, and norms of all query heads and of all key heads together."""
+"""OLMo 2: norms only after attention and MLP, and norms over all query heads and over all key heads."""
 
 from __future__ import annotations
 

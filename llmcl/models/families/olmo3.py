@@ -1,4 +1,4 @@
-"""OLMo 3: OLMo 2 with a window, and rotary frequencies that are not scaled, in three layers of four."""
+"""OLMo 3: OLMo 2 with a window and unscaled rotary frequencies in three layers out of four."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmcl.models.families import olmo2
 FAMILY = replace(
     olmo2.FAMILY,
     hf_class="Olmo3ForCausalLM",
-    gguf_name=None,  # OLMo 2's
+    gguf_name=None,  # OLMo 2's name
     windows=4,
     local_rope=True,
     gguf_windowed=None,

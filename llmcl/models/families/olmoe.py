@@ -1,4 +1,4 @@
-"""OLMoE: a mixture of experts, and norms of all query heads and of all key heads together."""
+"""OLMoE: a mixture of experts, and norms over all query heads and over all key heads."""
 
 from __future__ import annotations
 

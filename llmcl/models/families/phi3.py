@@ -1,4 +1,4 @@
-"""Phi 3 and 4: one tensor for q, k and v, one for gate and up; a share of each head rotates."""
+"""Phi 3 and 4: fused tensors for q, k, v and for gate, up; partial rotation of each head."""
 
 from __future__ import annotations
 

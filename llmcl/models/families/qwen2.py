@@ -1,4 +1,4 @@
-"""Qwen 2 and 2.5: a bias of queries, keys and values."""
+"""Qwen 2 and 2.5: biases on queries, keys and values."""
 
 from __future__ import annotations
 

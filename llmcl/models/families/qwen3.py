@@ -1,4 +1,4 @@
-"""Qwen 3: a norm of query and key heads, and heads of 128."""
+"""Qwen 3: norms on query and key heads, and head size 128."""
 
 from __future__ import annotations
 

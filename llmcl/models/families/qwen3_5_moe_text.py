@@ -1,4 +1,4 @@
-"""Qwen 3.5 with a mixture of experts, the text part: every token goes to a shared expert, too, which has a gate."""
+"""Qwen 3.5 with a mixture of experts, text part. A gated shared expert serves every token."""
 
 from __future__ import annotations
 

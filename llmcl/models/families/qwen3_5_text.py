@@ -1,4 +1,4 @@
-"""Qwen 3.5, the text part: a gated delta net in three layers of four, attention with an output gate in the fourth."""
+"""Qwen 3.5, text part: a gated delta net in three layers out of four, attention with an output gate in the fourth."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Qwen 3 with a mixture of experts in place of the MLP, in all layers or in some."""
+"""Qwen 3 with experts instead of the MLP, in all or some layers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Blocks that keep a state of fixed size of each sequence, in place of keys and values of every token."""
+"""Blocks that keep a fixed-size state per sequence instead of keys and values per token."""
 
 from __future__ import annotations
 
@@ -10,27 +10,27 @@ from llmcl.models.families.blocks import Block, MatrixPlan, RowRuns, Shapes, Siz
 
 @dataclass(frozen=True)
 class RecurrentBlock(Block):
-    """A block whose later tokens need a state, which each token changes."""
+    """A block with a state that every token updates and later tokens read."""
 
     @abstractmethod
     def states(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        """The arrays of a sequence's state, float32, by the names that the block on the device knows."""
+        """Returns the float32 arrays of a sequence's state, by their names in the device block."""
 
     @abstractmethod
     def activations(self, sizes: Sizes) -> dict[str, int]:
-        """Values of a token, float32, by field of `layer_ops.Activations`."""
+        """Returns the float32 values per token, by field in `layer_ops.Activations`."""
 
 
 @dataclass(frozen=True)
 class ShortConvSettings:
-    """What a checkpoint says of a short convolution. length: inputs that a token sees, itself included."""
+    """A checkpoint's short-convolution settings. length: inputs visible to a token, itself included."""
 
     length: int = 3
 
 
 @dataclass(frozen=True)
 class ShortConv(RecurrentBlock):
-    """out_proj(c conv(b x)) with b, c, x = in_proj(.): a causal convolution of each channel over few tokens."""
+    """out_proj(c conv(b x)) with b, c, x = in_proj(.): a causal convolution per channel over a few tokens."""
 
     norm: str | None = "input_layernorm"
     settings: ShortConvSettings = ShortConvSettings()
@@ -55,34 +55,29 @@ class ShortConv(RecurrentBlock):
 
 @dataclass(frozen=True)
 class DeltaSettings:
-    """What a checkpoint says of a gated delta net: n_k heads of queries and keys of d_k, n_v heads of values of d_v.
-
-    length: inputs that its convolution sees. in_turn: value head h has key head h % n_k, otherwise those of a key head
-    are neighbours. log_decays: log(-A) is stored, otherwise A, as GGUF files have it. joined: the projections of
-    several ("qkvz", "ba") that are one tensor, whose rows are those of the first key head, of the second and so on.
-    """
+    """A checkpoint's gated delta net settings: n_k query and key heads with size d_k, n_v value heads with size d_v."""
 
     n_k: int = 16
     n_v: int = 32
     d_k: int = 128
     d_v: int = 128
-    length: int = 4
-    in_turn: bool = False
-    log_decays: bool = True
-    joined: tuple[str, ...] = ()
+    length: int = 4  # inputs visible to the convolution
+    in_turn: bool = False  # value head h uses key head h % n_k; False: value heads sharing a key head are neighbours
+    log_decays: bool = True  # log(-A) is stored; False: A, as in GGUF files
+    joined: tuple[str, ...] = ()  # projections fused into one tensor ("qkvz", "ba"), with rows grouped by key head
 
     @property
     def channels(self) -> int:
-        """Of queries, keys and values together."""
+        """Returns the channels of queries, keys and values together."""
         return 2 * self.n_k * self.d_k + self.n_v * self.d_v
 
 
 @dataclass(frozen=True)
 class DeltaNet(RecurrentBlock):
-    """The gated delta net: out_proj(gated norm of S^T q), where each token changes the matrix S of a head.
+    """The gated delta net: out_proj(gated norm of S^T q), where each token updates a head's matrix S.
 
-    Queries, keys and values go through a causal convolution; S decays, and what it has for a key moves towards the
-    value (`llmcl/reference/recurrent.py`).
+    Queries, keys and values pass through a causal convolution. S decays, and its value for the current key moves
+    towards the new value (`llmcl/reference/recurrent.py`).
     """
 
     norm: str | None = "input_layernorm"
@@ -99,7 +94,7 @@ class DeltaNet(RecurrentBlock):
         }
 
     def _inputs(self) -> list[tuple[str, int, RowRuns | None]]:
-        """Tensor, rows and which rows of it, of what the projection has in this order: q, k, v, z, b, a."""
+        """Returns tensor, row count and row selection for the projection's parts, in the order q, k, v, z, b, a."""
         of = self.settings
         of_key_head, values = of.n_v // of.n_k, of.n_v * of.d_v
         parts: list[tuple[str, int, RowRuns | None]] = [("qkv", of.channels, None), ("z", values, None)]

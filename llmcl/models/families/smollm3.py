@@ -1,4 +1,4 @@
-"""SmolLM 3: Llama, but every fourth layer, unless the checkpoint says otherwise, rotates no queries and keys."""
+"""SmolLM 3: Llama, but every fourth layer (by default) does not rotate queries and keys."""
 
 from __future__ import annotations
 
