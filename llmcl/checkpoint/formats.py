@@ -1,7 +1,7 @@
-"""How numbers are stored in checkpoints, and their values in NumPy: the twin of what loads weights.
+"""Number formats in checkpoints, and their values in NumPy: the twin of the kernels that load weights.
 
-A format is a row of FORMATS. Its blocks on the device are drawn in kernels/common/tiles.cl, and
-kernels/common/stored_blocks.cl reads what is stored.
+Each format is a row in FORMATS. kernels/common/tiles.cl shows the blocks on the device, and
+kernels/common/stored_blocks.cl reads stored blocks.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ Bytes = NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class Format:
-    """gguf: its number in GGUF files. block: values in a block; a row of a matrix is a whole number of blocks.
+    """A storage format.
 
-    nbytes: of a block. values: uint8 [n_blocks, nbytes] -> float32 [n_blocks, block], bit for bit what ggml defines:
-    each product and sum is rounded to float32, none is contracted to a fused multiply-add. tile_bytes: of 16 rows by a
-    block on the device, 0 for floating-point numbers.
+    `values` follows ggml bit for bit: each product and sum is rounded to float32, without fused multiply-adds.
     """
 
-    gguf: int
-    block: int
-    nbytes: int
-    values: Callable[[Bytes], Float32]
-    tile_bytes: int = 0
+    gguf: int  # type number in GGUF files
+    block: int  # values per block; a matrix row is a whole number of blocks
+    nbytes: int  # bytes per block
+    values: Callable[[Bytes], Float32]  # uint8 [n_blocks, nbytes] -> float32 [n_blocks, block]
+    tile_bytes: int = 0  # device bytes for 16 rows by one block; 0 for floats
 
 
 def row_bytes(name: str, format: str, n_values: int) -> int:
-    """Bytes of one row of `n_values` values. Raises CheckpointError, with the tensor's name, for half a block."""
+    """Returns the bytes per row of `n_values` values. Raises CheckpointError, with the tensor name, for a partial
+    block.
+    """
     stored = FORMATS[format]
     if n_values % stored.block:
         raise CheckpointError(
@@ -46,9 +46,9 @@ def row_bytes(name: str, format: str, n_values: int) -> int:
 
 
 def dequantize(format: str, data: Bytes) -> Float32:
-    """The values of stored rows: uint8 [rows, row_bytes] -> float32 [rows, k].
+    """Decodes stored rows: uint8 [rows, row_bytes] -> float32 [rows, k].
 
-    NumPy, for norms, for quantising anew and for tests; a model's matrices are decoded on the device.
+    Uses NumPy, for norms, requantising and tests. The device decodes a model's matrices.
 
     Raises UnsupportedModelError for an unknown format, CheckpointError for a broken block.
     """
@@ -63,17 +63,17 @@ def dequantize(format: str, data: Bytes) -> Float32:
 
 
 def _float16_at(blocks: Bytes, offset: int) -> Float32:
-    """The little-endian float16 at a byte offset of each block: [n_blocks, size] -> float32 [n_blocks, 1]."""
+    """Reads the little-endian float16 at a byte offset in each block: [n_blocks, size] -> float32 [n_blocks, 1]."""
     return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
 
 
 def _nibbles(packed: Bytes) -> Bytes:
-    """All low halves, then all high halves: [..., n] bytes -> [..., 2n] values 0..15."""
+    """Returns all low halves, then all high halves: [..., n] bytes -> [..., 2n] values 0..15."""
     return np.concatenate([packed & 15, packed >> 4], axis=-1)
 
 
 def _five_bits(blocks: Bytes, at: int) -> Float32:
-    """4 bytes of high bits (bit i is bit 4 of value i), then 16 of nibbles, from byte `at` on: values 0..31."""
+    """Decodes 4 bytes of high bits (bit i is bit 4 of value i) and 16 nibble bytes from byte `at` on: values 0..31."""
     high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
     return (_nibbles(blocks[:, at + 4 :]) | (high << 4)).astype(np.float32)
 
@@ -91,36 +91,36 @@ def _bf16(blocks: Bytes) -> Float32:
 
 
 def _q8_0(blocks: Bytes) -> Float32:
-    """float16 d, 32 x int8: d q."""
+    """Decodes float16 d, 32 x int8: d q."""
     return _float16_at(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _q4_0(blocks: Bytes) -> Float32:
-    """float16 d, 16 bytes of nibbles: d (q - 8)."""
+    """Decodes float16 d, 16 nibble bytes: d (q - 8)."""
     return _float16_at(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
 
 
 def _q4_1(blocks: Bytes) -> Float32:
-    """float16 d, float16 m, 16 bytes of nibbles: d q + m."""
+    """Decodes float16 d, float16 m, 16 nibble bytes: d q + m."""
     return _float16_at(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _float16_at(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Float32:
-    """As Q4_0, with a fifth bit: d (q - 16)."""
+    """Decodes Q4_0 with a fifth bit: d (q - 16)."""
     return _float16_at(blocks, 0) * (_five_bits(blocks, 2) - 16)
 
 
 def _q5_1(blocks: Bytes) -> Float32:
-    """As Q4_1, with a fifth bit."""
+    """Decodes Q4_1 with a fifth bit."""
     return _float16_at(blocks, 0) * _five_bits(blocks, 4) + _float16_at(blocks, 2)
 
 
 def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
-    """The 6-bit scales and minima of Q4_K and Q5_K: uint8 [n_blocks, 12] -> each [n_blocks, 8].
+    """Unpacks the 6-bit scales and minima in Q4_K and Q5_K: uint8 [n_blocks, 12] -> each [n_blocks, 8].
 
-    Sub-blocks 0..3 have their scale in the low six bits of bytes 0..3 and their minimum in those of bytes
-    4..7; for sub-blocks 4..7 the low four bits are the halves of bytes 8..11 (scale low, minimum high), the
-    top two bits those of bytes 0..3 (scale) and 4..7 (minimum).
+    Sub-blocks 0..3: the scale is in the low six bits of bytes 0..3, the minimum in the low six bits of bytes 4..7.
+    Sub-blocks 4..7: the low four bits are halves of bytes 8..11 (scale low, minimum high), and the top two bits come
+    from the top bits of bytes 0..3 (scale) and 4..7 (minimum).
     """
     first, second, third = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([first & 63, (third & 15) | ((first >> 6) << 4)], axis=1)
@@ -129,9 +129,9 @@ def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
 
 
 def _q4_k(blocks: Bytes, high: Bytes | int = 0) -> Float32:
-    """float16 d, float16 dmin, 12 bytes of scales, 128 bytes of nibbles; 8 sub-blocks of 32: d scale q - dmin minimum.
+    """Decodes float16 d, float16 dmin, 12 scale bytes, 128 nibble bytes; 8 sub-blocks of 32: d scale q - dmin minimum.
 
-    32 bytes of nibbles serve sub-blocks 2c (low) and 2c + 1 (high). high: the fifth bits of Q5_K, in place.
+    32 nibble bytes serve sub-blocks 2c (low) and 2c + 1 (high). high: Q5_K's fifth bits, shifted in place.
     """
     n = blocks.shape[0]
     scales, minima = _k_scales(blocks[:, 4:16])
@@ -142,16 +142,16 @@ def _q4_k(blocks: Bytes, high: Bytes | int = 0) -> Float32:
 
 
 def _q5_k(blocks: Bytes) -> Float32:
-    """As Q4_K, with 32 bytes before the nibbles: bit s of byte i is bit 4 of value i of sub-block s."""
+    """Decodes Q4_K with 32 bytes before the nibbles: bit s of byte i is bit 4 of value i in sub-block s."""
     top = blocks[:, 16:48].reshape(-1, 1, 32) >> np.arange(8, dtype=np.uint8).reshape(1, 8, 1)
     return _q4_k(blocks, ((top & 1) << 4).astype(np.uint8))
 
 
 def _q6_k(blocks: Bytes) -> Float32:
-    """128 bytes of low nibbles, 64 of top bit pairs, 16 int8 scales, float16 d: d scale (q - 32).
+    """Decodes 128 bytes of low nibbles, 64 bytes of top bit pairs, 16 int8 scales, float16 d: d scale (q - 32).
 
-    Each half of 128 values: nibbles of 64 bytes (all low, then all high); bit pair j of top byte i belongs to value
-    32 j + i.
+    Each half has 128 values: 64 nibble bytes (all low, then all high); bit pair j of top byte i belongs to value 32 j +
+    i.
     """
     n = blocks.shape[0]
     low = _nibbles(blocks[:, :128].reshape(n, 2, 64)).reshape(n, 2, 4, 32)
@@ -165,13 +165,14 @@ _E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
 
 
 def _mxfp4(blocks: Bytes) -> Float32:
-    """A scale s, 16 bytes of nibbles, each a sign and an index of _E2M1: 2^(s - 127) times that; 255 is NaN.
+    """Decodes a scale s and 16 nibble bytes, each nibble a sign and an _E2M1 index: 2^(s - 127) times the entry. s =
+    255 is NaN.
 
     Source: OCP Microscaling Formats (MX) Specification, 2023.
     """
     scale = np.ldexp(np.float32(1), np.minimum(blocks[:, :1], 254).astype(np.int32) - 127)
     scale = np.where(blocks[:, :1] == 255, np.float32(np.nan), scale)
-    numbers = np.concatenate([_E2M1, -_E2M1]) + np.float32(0)  # there is one zero
+    numbers = np.concatenate([_E2M1, -_E2M1]) + np.float32(0)  # turns -0 into 0
     values: Float32 = (scale * numbers[_nibbles(blocks[:, 1:])]).astype(np.float32)
     return values
 

@@ -1,9 +1,9 @@
-"""GGUF files: metadata, tensor table and tensors in one file, read without any code from it.
+"""GGUF files: metadata, tensor table and tensors in one file, read without running any code in the file.
 
-Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), all little endian: magic, version, number
-of tensors, number of metadata entries; the entries (key, type, value); the tensor table (name, dimensions
-with the innermost first, type, offset); padding to `general.alignment`; the tensors. A count or a length is
-compared with what remains of the file before anything is made of it.
+Layout (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md), all little endian: magic, version, number of
+tensors, number of metadata entries; the entries (key, type, value); the tensor table (name, dimensions with the
+innermost first, type, offset); padding to `general.alignment`; the tensors. Every count and length is checked against
+the remaining file size before use.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _OTHER_TYPES = {
     28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
 }  # fmt: skip
 
-# Metadata types: numbers with their NumPy name, then the three others.
+# Metadata types: numbers with their NumPy name, then the remaining three.
 _NUMBERS = {
     0: "<u1", 1: "<i1", 2: "<u2", 3: "<i2", 4: "<u4", 5: "<i4", 6: "<f4", 10: "<u8", 11: "<i8", 12: "<f8",
 }  # fmt: skip
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 
-# Many times what real files have. They bound the Python objects that a hostile file can make.
+# Many times larger than in real files. The limits bound the Python objects that a hostile file can create.
 _MAX_ENTRIES = 1 << 16
 _MAX_TENSORS = 1 << 16
 _MAX_ARRAY_DEPTH = 3
@@ -72,7 +72,7 @@ LAYER_MODULE_NAMES = {
     "ffn_down": "mlp.down_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
-    # With {} they have the tensors of all experts.
+    # A name with {} holds the tensors of all experts.
     "ffn_gate_inp": "mlp.gate",
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
@@ -82,7 +82,7 @@ LAYER_MODULE_NAMES = {
     "ffn_down_shexp": "mlp.shared_expert.down_proj",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
 }
-# Tensors that have those of several modules, one below the other: as llama.cpp's later converters write experts.
+# Tensors that stack several modules' tensors: later llama.cpp converters write experts in this form.
 _FUSED = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 _LAYER_TENSOR = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)\.(weight|bias|scale)")
 _OF_LAYER = re.compile(r"blk\.(0|[1-9][0-9]{0,8})\.(.+)")
@@ -91,11 +91,11 @@ _ROPE_FACTORS = {
     "rope_freqs.weight": "of_all",
     "rope_factors_short.weight": "short",
     "rope_factors_long.weight": "long",
-}  # field of GgufFactors by tensor
+}  # GgufFactors field by tensor
 
 
 def open_file(path: Path, name: str) -> Checkpoint:
-    """The checkpoint in a GGUF file. Raises CheckpointError or UnsupportedModelError."""
+    """Opens the checkpoint in a GGUF file. Raises CheckpointError or UnsupportedModelError."""
     metadata, stored = _read_parts(path)
     config = config_from_gguf(metadata, stored.keys(), GgufFactors(**_rope_factors(stored)))
     family = FAMILIES[config.architecture]
@@ -108,7 +108,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
         hf_names = _hf_names(gguf_name, layer_names, family.gguf_tensors)
         hf_name = hf_names[0]
         parts = [(hf_name, tensor)]
-        if shapes.get(hf_name) == (1, *tensor.shape):  # a matrix of one row, which converters store as a vector
+        if shapes.get(hf_name) == (1, *tensor.shape):  # a one-row matrix, which converters store as a vector
             parts = [(hf_name, replace(tensor, shape=(1, *tensor.shape)))]
         if "{}" in hf_name:
             parts = [*parts_of(gguf_name, tensor, hf_names, config)]
@@ -119,7 +119,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
 
 
 def part_names(name: str) -> list[str]:
-    """The names of all parts of a split file, of which `name` is one; [name] for a file that is whole."""
+    """Returns the names of all parts if `name` is part of a split file, otherwise [name]."""
     match = _PART.fullmatch(name)
     if match is None:
         return [name]
@@ -127,7 +127,7 @@ def part_names(name: str) -> list[str]:
 
 
 def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """`read_gguf` of a file and the other parts beside it, if it is split. The first part has the metadata."""
+    """Runs `read_gguf` on a file and, if it is split, on the other parts beside it. The first part has the metadata."""
     metadata, stored = read_gguf(path)
     n_parts = metadata.get("split.count", 1)
     if type(n_parts) is not int:
@@ -159,14 +159,16 @@ def _read_parts(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
 
 
 def check_header(data: bytes) -> bool:
-    """Raises UnsupportedModelError for a file with this beginning that llmcl does not run; False: it is too short."""
+    """Raises UnsupportedModelError if a file with the header `data` is unsupported. Returns False if `data` is too
+    short.
+    """
     try:
         metadata, table, _ = _read_header(_Cursor(np.frombuffer(data, np.uint8)))
         names = [name for name, *_ in table]
         factors = {_ROPE_FACTORS[name]: [1.0] * shape[-1] for name, shape, *_ in table if name in _ROPE_FACTORS}
         if metadata.get("tokenizer.ggml.model") == "gpt2":
             words_of(metadata.get("tokenizer.ggml.pre"))
-        if metadata.get("split.count", 1) == 1:  # the first part of several does not name all tensors
+        if metadata.get("split.count", 1) == 1:  # the first part of a split file does not name all tensors
             config_from_gguf(metadata, names, GgufFactors(**factors))
         else:
             check_file_type(metadata.get("general.type"))
@@ -178,7 +180,7 @@ def check_header(data: bytes) -> bool:
 
 
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
-    """(metadata, tensors by their GGUF names) of a file; shapes row-major. Raises CheckpointError."""
+    """Reads (metadata, tensors by GGUF name) from a file. Shapes are row-major. Raises CheckpointError."""
     data = map_file(path)
     cursor = _Cursor(data[:MAX_HEADER_BYTES])
     metadata, table, alignment = _read_header(cursor)
@@ -206,11 +208,11 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     return metadata, stored
 
 
-_Entry = tuple[str, tuple[int, ...], str, int]  # of the tensor table: name, row-major shape, format, offset
+_Entry = tuple[str, tuple[int, ...], str, int]  # tensor table entry: name, row-major shape, format, offset
 
 
 def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], list[_Entry], int]:
-    """(metadata, tensor table, alignment). Raises CheckpointError, also where the file is longer than the cursor."""
+    """Reads (metadata, tensor table, alignment). Raises CheckpointError, also if the header exceeds the cursor."""
     if bytes(cursor.take(4, "the magic number")) != MAGIC:
         raise CheckpointError("it is not a GGUF file (it does not begin with the letters GGUF). Check the path.")
     version = cursor.number("<I", "the version")
@@ -238,10 +240,10 @@ def _read_header(cursor: _Cursor) -> tuple[dict[str, Any], list[_Entry], int]:
 
 
 def _check_no_holes(ranges: list[tuple[int, int, str]], n_content: int, alignment: int) -> None:
-    """Raises CheckpointError unless the byte ranges (begin, end, tensor name) fill the content one after the other.
+    """Raises CheckpointError unless the byte ranges (begin, end, tensor name) fill the content without holes.
 
-    Between two of them and at the end there is padding to the alignment alone. Anything else means that a type, a shape
-    or an offset is not the one with which the file was written.
+    Only padding to the alignment may lie between two ranges and at the end. Otherwise a type, a shape or an offset
+    differs from the values the file was written with.
     """
     expected, before = 0, "the header"
     for begin, end, name in sorted(ranges):
@@ -254,7 +256,7 @@ def _check_no_holes(ranges: list[tuple[int, int, str]], n_content: int, alignmen
 
 
 class _Cursor:
-    """A position in the header; whatever is taken is checked against the end first."""
+    """A position in the header. Every read is checked against the end first."""
 
     def __init__(self, data: np.ndarray):
         self.view = data.data
@@ -272,7 +274,7 @@ class _Cursor:
         return struct.unpack(code, self.take(struct.calcsize(code), what))[0]
 
     def count(self, min_bytes: int, what: str, maximum: int = MAX_HEADER_BYTES) -> int:
-        """A count of things that take at least `min_bytes` each, refused if so many cannot follow."""
+        """Reads a count of items with at least `min_bytes` each. Refuses counts that exceed the remaining bytes."""
         count = int(self.number("<Q", what))
         if count > maximum or count * min_bytes > self.end - self.at:
             _fail(f"{what} is {count}, more than the file can hold")
@@ -282,7 +284,9 @@ class _Cursor:
         return self.texts(1, what)[0]
 
     def texts(self, count: int, what: str) -> list[str]:
-        """`count` strings. One flat loop, since a vocabulary has some 100 000 and start-up waits for them."""
+        """Reads `count` strings. One flat loop, because a vocabulary has about 100 000 strings and start-up waits for
+        them.
+        """
         view, at, end = self.view, self.at, self.end
         unpack_length = struct.Struct("<Q").unpack_from
         texts = []
@@ -300,11 +304,12 @@ class _Cursor:
 
 
 def _read_value(cursor: _Cursor, type_number: int, what: str, depth: int = 0) -> Any:
-    """A metadata value; `what` names it in errors."""
+    """Reads a metadata value. `what` names the value in errors."""
     if type_number in _NUMBERS:
         dtype = np.dtype(_NUMBERS[type_number])
         number = np.frombuffer(cursor.take(dtype.itemsize, what), dtype)[0]
-        # The shortest decimal (1e-05, not 9.999999747378752e-06): a folder says that, and its kernels serve the file.
+        # Shortest decimal (1e-05, not 9.999999747378752e-06): same value as in a folder's config.json, so kernels are
+        # shared.
         return float(str(number)) if dtype == np.float32 else number.item()
     if type_number == _BOOL:
         return cursor.take(1, what)[0] != 0
@@ -329,7 +334,7 @@ def _read_value(cursor: _Cursor, type_number: int, what: str, depth: int = 0) ->
 
 
 def _read_tensor_entry(cursor: _Cursor, index: int) -> _Entry:
-    """(name, row-major shape, format, offset) of the next entry of the tensor table."""
+    """Reads the tensor table's next entry: (name, row-major shape, format, offset)."""
     name = cursor.text(f"the name of tensor {index}")
     what = f"tensor {shown(name)}"
     n_dimensions = cursor.number("<I", what)
@@ -348,14 +353,14 @@ def _read_tensor_entry(cursor: _Cursor, index: int) -> _Entry:
 
 
 def _is_drafting(gguf_name: str, family: Family, n_layers: int) -> bool:
-    """Whether a tensor is of a layer behind the last that drafts tokens."""
+    """Returns whether a tensor belongs to an extra drafting layer after the last layer."""
     match = _LAYER_TENSOR.fullmatch(gguf_name)
     return family.gguf_drafting_layers and match is not None and int(match[1]) >= n_layers
 
 
 def _hf_names(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Mapping[str, str]) -> tuple[str, ...]:
-    """blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight; several for one of _FUSED. layer_tensors: see
-    `Family.gguf_tensors`.
+    """Returns blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight, or several names for an entry in _FUSED.
+    layer_tensors: see `Family.gguf_tensors`.
     """
     if (match := _OF_LAYER.fullmatch(gguf_name)) and match[2] in layer_tensors:
         return (f"model.layers.{match[1]}.{layer_tensors[match[2]]}",)

@@ -1,6 +1,6 @@
-"""Models of a Hugging Face hub: what is needed of them, downloaded once into the hub's usual cache folder.
+"""Downloads models from a Hugging Face hub, once, into the hub's usual cache folder.
 
-The environment variables of huggingface_hub hold: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and so on.
+The environment variables of huggingface_hub apply: HF_ENDPOINT, HF_TOKEN, HF_HOME, HF_HUB_OFFLINE and so on.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _SMALL_FILES = (
     "chat_template.jinja",
 )
 _ANSWER_TIMEOUT_S = 10.0
-_MAX_HEADER = 1 << 26  # bytes of a GGUF file that are fetched to see whether llmcl runs it
+_MAX_HEADER = 1 << 26  # bytes of a GGUF file fetched for a support check
 _Result = TypeVar("_Result")
 
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _QUANTISATION = re.compile(
 
 
 def quantisation(file: str) -> str | None:
-    """Return the quantisation that ends the name of a GGUF file, in upper case; None where the name has none."""
+    """Returns the quantisation at the end of a GGUF file name, in upper case, or None."""
     match = _QUANTISATION.search(_PART.sub("", file))
     return match[1].upper() if match else None
 
@@ -60,7 +60,7 @@ def _gguf(folder: Path) -> list[Path]:
 
 
 class Hub:
-    """One model on a hub. endpoint and cache_dir: None for what the environment says."""
+    """A model on a hub. endpoint and cache_dir: None uses the environment's values."""
 
     def __init__(
         self,
@@ -92,15 +92,15 @@ class Hub:
             )
 
     def fetch_folder(self) -> Path:
-        """A local folder with the model's configuration, tokenizer and safetensors files. Raises HubError."""
+        """Returns a local folder with the model's configuration, tokenizer and safetensors files. Raises HubError."""
         return self._fetch(self._download_folder, self._cached_folder)
 
     def fetch_file(self, file: str) -> Path:
-        """One file of the model, for example a GGUF file, on the local disk. Raises HubError."""
+        """Returns a local copy of a model file, for example a GGUF file. Raises HubError."""
         return self._fetch(lambda: self._download_file(file), lambda: self._cached_parts(file))
 
     def fetch_quantisation(self, name: str) -> Path:
-        """Return the GGUF file whose name ends with a quantisation such as Q4_K_M, in any case. Raises HubError."""
+        """Returns the GGUF file whose name ends with a quantisation such as Q4_K_M, in any case. Raises HubError."""
 
         def download() -> Path:
             sizes, _ = self._list_files()
@@ -129,7 +129,7 @@ class Hub:
         return first[0]
 
     def _snapshots(self) -> list[Path]:
-        """The folder of the cache's `main`, in a list; an empty list where there is none."""
+        """Returns the folder of the cache's `main` in a list, or an empty list if there is none."""
         from huggingface_hub.file_download import repo_folder_name
 
         folder = Path(self.cache_dir) / repo_folder_name(repo_id=self.repo_id, repo_type="model")
@@ -137,14 +137,14 @@ class Hub:
         return [folder / "snapshots" / main.read_text().strip()] if main.is_file() else []
 
     def _fetch(self, download: Callable[[], Path], cached: Callable[[], Path | None]) -> Path:
-        """`download()`; offline, or if the hub does not answer, what the cache holds."""
+        """Returns `download()`, or the cached copy if offline or if the hub does not answer."""
         failure: Exception | None = None
         if not self.offline:
             try:
                 return download()
             except CheckpointError:
                 raise
-            except Exception as error:  # of whichever HTTP library this version of huggingface_hub uses
+            except Exception as error:  # the type depends on the HTTP library used by huggingface_hub
                 status = _http_status(error)
                 if status is not None and 400 <= status < 500 and status != 429:
                     raise self._refused(error, status) from error
@@ -185,12 +185,12 @@ class Hub:
         return path.parent
 
     def _check_config(self, folder: Path) -> None:
-        """Raises UnsupportedModelError for a model that llmcl does not run, before its weights are downloaded."""
+        """Raises UnsupportedModelError for an unsupported model before the weights are downloaded."""
         settings = read_json(folder / _CONFIG_FILE), optional_json(folder / "generation_config.json")
         self._named(config_from_hf, *settings)
 
     def _named(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        """Calls the function; its CheckpointError is raised with the model's name in front."""
+        """Calls the function and puts the model's name before any CheckpointError."""
         try:
             return function(*arguments)
         except CheckpointError as error:
@@ -211,9 +211,9 @@ class Hub:
         return paths[file]
 
     def _check_header(self, file: str, commit: str) -> None:
-        """Raises UnsupportedModelError for a GGUF file that llmcl does not run, before it is downloaded.
+        """Raises UnsupportedModelError for an unsupported GGUF file before the download.
 
-        Where its beginning cannot be had, the whole file says it.
+        If the header cannot be fetched, the check happens after the download.
         """
         from huggingface_hub import get_hf_file_metadata, hf_hub_url
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
@@ -237,7 +237,7 @@ class Hub:
             _log.debug("the beginning of %s cannot be had: %s", file, error)
 
     def _list_files(self) -> tuple[dict[str, int], str]:
-        """({file: bytes}, commit) of the model's main branch."""
+        """Returns ({file: bytes}, commit) for the model's main branch."""
         from huggingface_hub import HfApi
 
         api = HfApi(endpoint=self.endpoint)
@@ -255,7 +255,7 @@ class Hub:
         return Path(path)
 
     def _remember(self, file: str, commit: str) -> None:
-        """Makes the cache's `main` point to this commit. It is the last step: by then all of the commit is there."""
+        """Points the cache's `main` to the commit. Called last, when all files are there."""
         from huggingface_hub import hf_hub_download
 
         cached = self._cached(file)
@@ -270,7 +270,7 @@ class Hub:
         return Path(path) if isinstance(path, str) else None
 
     def _cached_parts(self, file: str) -> Path | None:
-        """The path of the file, if the other parts of a split one are in the cache as well."""
+        """Returns the path of the file if all parts of a split file are in the cache."""
         paths = {part: self._cached(part) for part in part_names(file)}
         return paths[file] if all(paths.values()) else None
 
@@ -283,7 +283,7 @@ class Hub:
         index = shard_files(folder / INDEX_FILE) if INDEX_FILE in names else None
         try:
             weights = weight_files(names, index)
-        except CheckpointError:  # some are not downloaded yet
+        except CheckpointError:  # some files are not downloaded yet
             return None
         return folder if weights and names.issuperset(weights) else None
 
@@ -329,7 +329,7 @@ def _first_line(error: Exception) -> str:
 
 
 def _bar_class(progress: Progress | None, what: str, total_bytes: int) -> Any:
-    """A class that huggingface_hub takes for a tqdm bar; it draws nothing and calls `progress`."""
+    """Returns a class that huggingface_hub uses as a tqdm bar. It draws nothing and calls `progress`."""
     from tqdm import tqdm  # type: ignore[import-untyped]
 
     class ProgressBar(tqdm):  # type: ignore[misc]

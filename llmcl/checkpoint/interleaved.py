@@ -1,12 +1,12 @@
-"""Experts as folders of gpt-oss hold them: those of a layer in one tensor, rows of gate and up in turn.
+"""Splits gpt-oss experts: one tensor holds all experts of a layer, with alternating rows of gate and up.
 
     gate_up_proj         [n_experts, hidden, 2 size]           transposed: columns are rows of gate, up, gate, up, ...
     gate_up_proj_bias    [n_experts, 2 size]
-    gate_up_proj_blocks  [n_experts, 2 size, hidden / 32, 16]  in place of it MXFP4 codes, neighbouring columns a byte,
-    gate_up_proj_scales  [n_experts, 2 size, hidden / 32]      and their scales
+    gate_up_proj_blocks  [n_experts, 2 size, hidden / 32, 16]  instead: MXFP4 codes, neighbouring columns per byte,
+    gate_up_proj_scales  [n_experts, 2 size, hidden / 32]      and the scales
 
-and the same of down_proj, where nothing is in turn. Rows get the order in which the rest of llmcl knows them when they
-are read, since they are most of the model.
+down_proj has the same tensors, without alternation. Rows are reordered when read, because experts are most of the
+model.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _BLOCKS, _SCALES = "_blocks", "_scales"
 
 @dataclass(frozen=True)
 class TransposedRows:
-    """Rows that are columns of a stored matrix: values [columns, rows] of any stride."""
+    """Rows that are stored as matrix columns: values [columns, rows] with any stride."""
 
     values: np.ndarray
 
@@ -42,7 +42,7 @@ class TransposedRows:
 
 @dataclass(frozen=True)
 class Mxfp4Rows:
-    """Rows of MXFP4 blocks as GGUF files have them, from codes [rows, blocks, 16] and scales [rows, blocks]."""
+    """MXFP4 rows in GGUF block layout, built from codes [rows, blocks, 16] and scales [rows, blocks]."""
 
     codes: np.ndarray
     scales: np.ndarray
@@ -51,9 +51,9 @@ class Mxfp4Rows:
         return len(self.codes)
 
     def __getitem__(self, rows: slice) -> np.ndarray:
-        # Byte j has columns 2j and 2j + 1; in a GGUF file column j and j + 16.
+        # Byte j has columns 2j and 2j + 1; in a GGUF file columns j and j + 16.
         words = read_view(self.codes[rows]).astype(np.uint16)
-        columns = (words & 15) | (words & 0xF0) << 4  # a byte each, low halves
+        columns = (words & 15) | (words & 0xF0) << 4  # two columns per word, a byte each, low halves
         joined = columns[..., :8] | columns[..., 8:] << 4
         blocks = np.empty((*words.shape[:2], FORMATS["MXFP4"].nbytes), np.uint8)
         blocks[..., 0] = read_view(self.scales[rows])
@@ -64,9 +64,9 @@ class Mxfp4Rows:
 def interleaved_parts(
     stored: Mapping[str, StoredTensor], interleaved: Mapping[str, tuple[str, ...]], config: ModelConfig
 ) -> dict[str, StoredTensor]:
-    """A folder's tensors with those of `interleaved` (`Family.interleaved`) in parts, under the names of these.
+    """Returns a folder's tensors, with the tensors in `interleaved` (`Family.interleaved`) split into named parts.
 
-    Raises CheckpointError where a tensor has another shape than they have.
+    Raises CheckpointError if a tensor has an unexpected shape.
     """
     n_experts, found = n_experts_of(config), dict[str, StoredTensor]()
     for name, tensor in stored.items():
@@ -136,12 +136,12 @@ def _mxfp4(
 
 
 def _items(tensor: StoredTensor) -> np.ndarray:
-    """The values as numbers of their size."""
+    """Returns the values as unsigned integers of the same size."""
     return tensor.data.view(f"<u{FORMATS[tensor.format].nbytes}")
 
 
 def _check(name: str, tensor: StoredTensor, shape: tuple[int | None, ...], n_parts: int, axis: int) -> None:
-    """shape: None for any size; on the axis a multiple of n_parts."""
+    """Checks a tensor's shape. shape: None allows any size. The size on `axis` must be a multiple of n_parts."""
     fits = len(tensor.shape) == len(shape) and all(
         expected in (None, size) and size > 0 for size, expected in zip(tensor.shape, shape, strict=False)
     )

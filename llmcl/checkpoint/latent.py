@@ -1,11 +1,10 @@
-"""Keys and values of heads as checkpoints of latent attention hold them, as the two matrices that the device has.
+"""Splits latent-attention checkpoints' key and value projections into the two matrices used on the device.
 
-    kv_b_proj   [n_heads (nope + value), rank]     of each head first the rows of its keys, then those of its values
-    k_b_proj    [n_heads rank, nope]               transposed; so later GGUF files have it, [n_heads, rank, nope]
+    kv_b_proj   [n_heads (nope + value), rank]     per head: key rows, then value rows
+    k_b_proj    [n_heads rank, nope]               transposed; later GGUF files store it as [n_heads, rank, nope]
     v_b_proj    [n_heads value, rank]              later GGUF files: [n_heads, value, rank]
 
-Rows get the order in which the rest of llmcl knows them when they are read. Transposed blocks of a quantised format are
-none any more, so these keys become float32.
+Rows are reordered when read. Transposing breaks quantised blocks, so transposed keys become float32.
 """
 
 from __future__ import annotations
@@ -26,7 +25,9 @@ from llmcl.models.families.latent import KEY_VALUE, KEYS, VALUES
 
 @dataclass(frozen=True)
 class KeyRows:
-    """Row h rank + c has number c of the `nope` rows of head h. blocks: uint8 [n_heads, rows of a head, bytes]."""
+    """Row h rank + c collects element c of the `nope` key rows in head h. blocks: uint8 [n_heads, rows per head,
+    bytes].
+    """
 
     blocks: np.ndarray
     format: str
@@ -52,7 +53,7 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class ValueRows:
-    """The rows of each head from `nope` on, one head below the other. blocks: as `KeyRows` has them."""
+    """Stacks each head's rows from `nope` on. blocks: as in `KeyRows`."""
 
     blocks: np.ndarray
     nope: int
@@ -70,9 +71,9 @@ class ValueRows:
 
 
 def split_latents(stored: Mapping[str, StoredTensor], config: ModelConfig) -> dict[str, StoredTensor]:
-    """A checkpoint's tensors with KEYS and VALUES of each layer in place of KEY_VALUE, and all as matrices.
+    """Returns a checkpoint's tensors with KEYS and VALUES instead of KEY_VALUE in each layer, all as matrices.
 
-    Raises CheckpointError where a tensor has another shape than the configuration says.
+    Raises CheckpointError if a tensor's shape differs from the configuration.
     """
     found, of, heads = {**stored}, config.latent, config.n_q_heads
     if of is None:

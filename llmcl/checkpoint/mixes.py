@@ -1,6 +1,6 @@
-"""Files whose tensors differ in format: which tensor llama.cpp stores in which, by the name of the mix.
+"""Mixed-format files: the format that llama.cpp gives each tensor, by mix name.
 
-Left out is what llama.cpp does for a model of exactly 8 experts and for one of 70B.
+Not reproduced: llama.cpp's special cases for models with exactly 8 experts and for 70B models.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import re
 
 from llmcl.checkpoint.formats import FORMATS
 
-# Most tensors; those that lose most by few bits; queries, keys and values in one tensor.
+# Formats for most tensors; for tensors sensitive to few bits; for fused queries, keys and values.
 MIXES = {"q4_k_m": ("Q4_K", "Q6_K", "Q5_K"), "q5_k_m": ("Q5_K", "Q6_K", "Q6_K")}
-# Where rows are no whole blocks of that.
+# Fallback if rows are not a whole number of blocks.
 _SMALLER_BLOCKS = {"Q4_K": "Q5_0", "Q5_K": "Q5_1", "Q6_K": "Q8_0"}
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
 _WITH_MORE_BITS = (".v_proj.weight", ".down_proj.weight", ".w2.weight")
@@ -19,10 +19,10 @@ _FUSED = (".qkv_proj.weight", ".in_proj_qkv.weight")
 
 
 def mixed_format(tensor: str, columns: int, mix: str, n_layers: int, *, tied: bool) -> str:
-    """The format of a tensor (Hugging Face name) of two dimensions. tied: the embedding is the output head, too.
+    """Returns the format of a two-dimensional tensor (Hugging Face name). tied: the embedding is also the output head.
 
-    The head has more bits, and in about half of the layers the values and what leaves the MLP: in the first eighth, in
-    the last eighth, and in every third between.
+    The head gets more bits. So do value and down projections in about half the layers: the first eighth, the last
+    eighth, and every third layer between.
     """
     few, more, of_fused = MIXES[mix]
     if (layer := _LAYER.search(tensor)) is None:

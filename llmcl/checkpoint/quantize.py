@@ -1,7 +1,7 @@
-"""Quantising rows of floats to ggml's block formats, in NumPy: for `--quantize` and `llmcl convert`.
+"""Quantises float rows to ggml's block formats, in NumPy: for `--quantize` and `llmcl convert`.
 
-The formats are those of `formats.FORMATS` (drawn in docs/design/layouts.md). Q8_0 and Q4_0 are bit for bit what
-llama.cpp's reference quantiser makes; Q4_K chooses its scales by least squares in a search of its own.
+The formats are defined in `formats.FORMATS` (drawn in docs/design/layouts.md). Q8_0 and Q4_0 match llama.cpp's
+reference quantiser bit for bit. Q4_K chooses scales by a separate least-squares search.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import numpy as np
 from llmcl.checkpoint.formats import FORMATS
 from llmcl.errors import CheckpointError, UsageError, shown
 
-# What `--quantize` accepts, and the format of the file that it makes.
+# Values of `--quantize`, with the file format.
 QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
-# Embedding and output head decide every token and lose most: they stay at 8 bits, as llama.cpp keeps them above 4.
+# Embedding and output head affect every token and lose most, so they keep 8 bits, as in llama.cpp (more than 4 bits).
 EMBEDDING_FORMAT = "Q8_0"
 EMBEDDINGS = ("model.embed_tokens.weight", "lm_head.weight")
-# A router's few rows choose the experts, and the weights of a convolution are few: they stay as they are stored. The
-# names of folders, and those of GGUF files.
+# A router's few rows choose the experts, and convolutions have few weights, so both keep the stored format. Names are
+# from folders and GGUF files.
 _ROUTERS = (
     ".mlp.gate.weight",
     ".mlp.shared_expert_gate.weight",
@@ -42,17 +42,17 @@ def is_convolution(tensor: str) -> bool:
 
 
 def check_quantize(name: str) -> str:
-    """`name` if `--quantize` knows it; raises UsageError otherwise."""
+    """Returns `name` if `--quantize` knows it. Raises UsageError otherwise."""
     if not isinstance(name, str) or name not in QUANTIZE_FORMATS:
         raise UsageError(f"quantize is {shown(name)}; expected one of {', '.join(QUANTIZE_FORMATS)}")
     return name
 
 
 def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | None:
-    """The format that `--quantize quantize` gives a tensor (Hugging Face name); None: as it is (a norm, a router,
-    a convolution, a bias).
+    """Returns the format that `--quantize quantize` gives a tensor (Hugging Face name). None: unchanged (a norm, a
+    router, a convolution, a bias).
 
-    Raises UsageError, with the tensor's name, for rows that are not a whole number of blocks.
+    Raises UsageError, with the tensor name, if rows are not a whole number of blocks.
     """
     if len(shape) < 2 or is_router(tensor) or is_convolution(tensor) or tensor.endswith(".bias"):
         return None
@@ -68,9 +68,9 @@ def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | N
 
 
 def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:
-    """float32 [n_rows, k] -> uint8 [n_rows, row_bytes] of `format`, one of QUANTIZE_FORMATS' values.
+    """Quantises float32 [n_rows, k] to uint8 [n_rows, row_bytes] in `format`, a value in QUANTIZE_FORMATS.
 
-    Raises CheckpointError for values that are not finite or too large for the float16 scales.
+    Raises CheckpointError for values that are not finite or too large for float16 scales.
     """
     n_rows = len(values)
     per_block = FORMATS[format].block
@@ -85,7 +85,7 @@ def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:
 
 
 def _halves(x: np.ndarray) -> np.ndarray:
-    """float32 [n] -> its float16 bytes, uint8 [n, 2]."""
+    """Returns float32 [n] as float16 bytes, uint8 [n, 2]."""
     return x.astype("<f2").view(np.uint8).reshape(-1, 2)
 
 
@@ -96,7 +96,7 @@ def _inverse(x: np.ndarray) -> np.ndarray:
 
 
 def _round_away(x: np.ndarray) -> np.ndarray:
-    """C's roundf: halves away from zero."""
+    """Rounds like C's roundf: halves away from zero."""
     rounded: np.ndarray = np.trunc(x + np.copysign(np.float32(0.5), x))
     return rounded
 
@@ -121,11 +121,12 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
     sc = np.rint(scale * _inverse(d)[:, None]).astype(np.uint8)
     mn = np.rint(minimum * _inverse(d_min)[:, None]).astype(np.uint8)
     halves = np.concatenate([_halves(d), _halves(d_min)], axis=1)
-    stored = halves.view("<f2").astype(np.float32)  # the scales that a reader will have
+    stored = halves.view("<f2").astype(np.float32)  # the scales as a reader will see them
     step, offset = stored[:, :1] * sc, stored[:, 1:] * mn
     q = np.clip(np.rint((x + offset[..., None]) * _inverse(step)[..., None]), 0, 15).astype(np.uint8)
 
-    packed = np.empty((len(x), 12), np.uint8)  # 6 bits each; the last four scales and minima lend their upper two
+    # 6 bits each; the last four scales and minima store their upper two bits in the first eight bytes
+    packed = np.empty((len(x), 12), np.uint8)
     packed[:, 0:4] = sc[:, :4] | sc[:, 4:] >> 4 << 6
     packed[:, 4:8] = mn[:, :4] | mn[:, 4:] >> 4 << 6
     packed[:, 8:12] = (sc[:, 4:] & 15) | mn[:, 4:] << 4
@@ -134,10 +135,11 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
 
 
 def _scale_and_min(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(scale, minimum >= 0) [..., groups] with x ~ q scale - minimum, q in 0..15: weighted least squares.
+    """Fits (scale, minimum >= 0) [..., groups] with x ~ q scale - minimum, q in 0..15, by weighted least squares.
 
-    Starts from several ranges that cut off the extremes a little; each is refined by refitting scale and minimum to the
-    q that they give, and the best of all is kept. A value's weight is its magnitude plus that of its group.
+    The search starts from several ranges, some clipping the extremes slightly. Each start is refined by refitting scale
+    and minimum to its q, and the best fit wins. A value's weight is its magnitude plus the root mean square of its
+    group.
     """
     weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
     low, high = np.minimum(x.min(axis=-1), 0), np.maximum(x.max(axis=-1), 0)

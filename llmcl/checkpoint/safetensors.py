@@ -1,9 +1,9 @@
-"""Hugging Face folders: config.json and one or several safetensors files.
+"""Hugging Face folders: config.json and safetensors files.
 
-A safetensors file is a header length (8 bytes, little endian), a JSON object of that length, which gives each
-tensor its dtype, shape and byte range, and then the bytes (https://huggingface.co/docs/safetensors). The library
-`safetensors` reads and checks the header: the tensors follow each other without holes from its end to the end of the
-file. So where each one lies follows from the order, shapes and dtypes that the library gives.
+A safetensors file is a header length (8 bytes, little endian), a JSON header with each tensor's dtype, shape and byte
+range, and then the bytes (https://huggingface.co/docs/safetensors). The library `safetensors` reads and checks the
+header: tensors follow each other without holes from the header to the end of the file. Therefore each tensor's location
+follows from the order, shapes and dtypes that the library returns.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
-# How models of text and images name what a model of text alone would have.
+# Prefixes in multimodal models, and the names in a text-only model.
 _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
@@ -40,18 +40,18 @@ _TEXT_PREFIXES = {
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _SHARD = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
-# What wraps a model while it is trained, and leaves its name in front of each tensor.
+# Prefixes that training wrappers leave on tensor names.
 _WRAPPERS = {
     "base_model.model.": "a model with an adapter that is not merged (PEFT): save what merge_and_unload() returns",
     "_orig_mod.": "a model compiled by torch.compile: save the model inside it (model._orig_mod)",
 }
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.")
 _COMPARED_BYTES = 1 << 20
-_MAX_SIZES = 64  # dimensions that are multiplied for a message; a million of them take hours
+_MAX_SIZES = 64  # limit on multiplied dimensions in an error message; a million would take hours
 
 
 def open_folder(folder: Path, name: str) -> Checkpoint:
-    """The checkpoint in a Hugging Face folder. Raises CheckpointError or UnsupportedModelError."""
+    """Opens the checkpoint in a Hugging Face folder. Raises CheckpointError or UnsupportedModelError."""
     check_no_adapter([path.name for path in folder.iterdir()])
     if not (folder / "config.json").exists():
         hint = "Give the folder that holds config.json and model.safetensors."
@@ -76,7 +76,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
 
 
 def check_no_adapter(files: Collection[str]) -> None:
-    """Raises UnsupportedModelError where a folder or a repository of these files holds an adapter (LoRA)."""
+    """Raises UnsupportedModelError if the files include an adapter (LoRA)."""
     if adapter := next((file for file in _ADAPTER_FILES if file in files), None):
         what = (
             "an adapter beside a model, which would change it" if "config.json" in files else "an adapter, not a model"
@@ -95,7 +95,7 @@ def _check_not_wrapped(stored: Mapping[str, StoredTensor]) -> None:
 
 
 def _with_head(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> ModelConfig:
-    """The configuration, no longer tied if the file has an output head that differs from the embedding.
+    """Returns the configuration, untied if the file has an output head that differs from the embedding.
 
     transformers does the same.
     """
@@ -116,13 +116,13 @@ def _equal(a: StoredTensor, b: StoredTensor) -> bool:
 
 
 def _is_behind(name: str, n_layers: int) -> bool:
-    """Whether a tensor is of a layer behind the last."""
+    """Returns whether a tensor belongs to a layer after the last one."""
     match = _LAYER.match(name)
     return match is not None and int(match[1]) >= n_layers
 
 
 def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
-    """The tensors of the text part under the names that they would have alone. Raises CheckpointError for one twice."""
+    """Returns the text part's tensors under text-only names. Raises CheckpointError for a duplicate."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         for prefix, alone in _TEXT_PREFIXES.items():
@@ -136,9 +136,9 @@ def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
 
 
 def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dict[str, StoredTensor]:
-    """The tensors under the names that modules have here (`Family.modules`), convolutions as [channels, length].
+    """Returns the tensors under llmcl's module names (`Family.modules`), with convolutions as [channels, length].
 
-    Raises CheckpointError for one twice.
+    Raises CheckpointError for a duplicate.
     """
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
@@ -155,7 +155,9 @@ def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dic
 
 
 def shard_files(index_path: Path) -> dict[str, str]:
-    """The index of a sharded checkpoint, {tensor name: file name}; each name is that of a file beside the index."""
+    """Reads a sharded checkpoint's index: {tensor name: file name}. Every name is a plain file name beside the
+    index.
+    """
     weight_map = read_json(index_path, MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path.name}: weight_map is missing or empty. Fetch the file again.")
@@ -170,10 +172,10 @@ def shard_files(index_path: Path) -> dict[str, str]:
 
 
 def weight_files(names: Collection[str], index: Mapping[str, str] | None) -> list[str]:
-    """Picks the files with the weights among the names in a folder or a repository; [] if there are none.
+    """Picks the weight files among the names in a folder or a repository. Returns [] if there are none.
 
-    index: `shard_files` of the index that is there. The index goes before a model.safetensors beside its shards, and
-    shards without an index are read if none is missing.
+    index: `shard_files` of the existing index. The index takes precedence over a model.safetensors beside its shards.
+    Shards without an index are read if none is missing.
     """
     shards = sorted(set((index or {}).values()))
     if shards and (WEIGHTS_FILE not in names or all(file in names for file in shards)):
@@ -224,7 +226,7 @@ def _read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
 
 
 def no_weights_message(files: Iterable[str]) -> str:
-    """Why a model with these files cannot be loaded, and what to do about it."""
+    """Explains why a model with the given files cannot be loaded, and what to do."""
     files = list(files)
     if any(file.endswith((".bin", ".pt", ".pth")) for file in files):
         return (
@@ -239,7 +241,7 @@ def no_weights_message(files: Iterable[str]) -> str:
 
 
 def read_file_tensors(path: Path) -> dict[str, StoredTensor]:
-    """All tensors of one safetensors file. Raises CheckpointError for anything that does not add up."""
+    """Reads all tensors in a safetensors file. Raises CheckpointError for any inconsistency."""
     from safetensors import SafetensorError, safe_open
 
     data = map_file(path)
@@ -249,7 +251,7 @@ def read_file_tensors(path: Path) -> dict[str, StoredTensor]:
             entries = [(name, tuple(one.get_shape()), one.get_dtype()) for name, one in slices]
     except SafetensorError as error:
         raise _refusal(path.name, data, str(error)) from error
-    # Of two equal keys the library takes the last.
+    # The library silently keeps the last of two equal keys.
     parse_json(_header(data), f"the header of {path.name}", unique_keys=True)
 
     at, stored = 8 + len(_header(data)), {}
@@ -267,13 +269,13 @@ def _header(data: np.ndarray) -> bytes:
 
 
 def _bits(dtype: str) -> int:
-    """Bits of one value. The name of the dtype says it, as in BF16 and F8_E4M3."""
+    """Returns the bits per value, from the dtype name (BF16, F8_E4M3)."""
     size = re.match(r"[A-Z]+([0-9]+)", dtype)
     return int(size[1]) if size else 8  # BOOL
 
 
 def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
-    """The error for what the library refused, with what it leaves out: the value found and the one expected."""
+    """Returns the error for a file that the library refused, with the found and the expected value added."""
     n_header = int.from_bytes(data[:8].tobytes(), "little")
     if len(data) < 8:
         return CheckpointError(f"{file} has {counted(len(data), 'byte')}, expected at least 8. Fetch it again.")

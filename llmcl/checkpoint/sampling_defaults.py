@@ -9,7 +9,7 @@ from typing import Any
 from llmcl.checkpoint.files import optional_json
 from llmcl.checkpoint.tensors import Checkpoint
 
-# By the name of `LLM.stream`'s option: the key in generation_config.json, the key in GGUF metadata, and valid values.
+# By `LLM.stream` option: the key in generation_config.json, the key in GGUF metadata, and valid values.
 _KEYS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
     "temperature": ("temperature", "general.sampling.temp", lambda t: t >= 0),
     "top_k": ("top_k", "general.sampling.top_k", lambda k: 0 <= k < 2**31 and k == int(k)),
@@ -20,7 +20,7 @@ _KEYS: dict[str, tuple[str, str, Callable[[float], bool]]] = {
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> dict[str, float]:
-    """Return what the checkpoint recommends, by the names of `LLM.stream`'s options. Skips values out of range."""
+    """Returns the recommended values by `LLM.stream` option name. Skips values out of range."""
     metadata = checkpoint.gguf_metadata
     if metadata is not None:
         return _valid(metadata, {name: keys[1] for name, keys in _KEYS.items()})

@@ -1,4 +1,4 @@
-"""Tensors of a file that hold several of a model's, one below the other: those of all experts, or gate and up."""
+"""Splits stored tensors that stack several model tensors: all experts, or gate and up."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from llmcl.models.families.blocks import Experts
 def parts_of(
     name: str, tensor: StoredTensor, parts: tuple[str, ...], config: ModelConfig
 ) -> Iterator[tuple[str, StoredTensor]]:
-    """The tensors [rows, k], or [rows] of a bias, in a stored one, as views, each with its name.
+    """Yields views of the stacked tensors with names: [rows, k] each, or [rows] for a bias.
 
-    name: of the stored one, for errors. parts: names in the order of their rows; with a {} for the number of an expert
-    the stored tensor is [n_experts, rows, k], and each expert has these parts.
+    name: the stored tensor's, for errors. parts: names in row order. If names have {} for an expert number, the stored
+    tensor is [n_experts, rows, k], and each expert has all parts.
 
-    Raises CheckpointError where its shape is another.
+    Raises CheckpointError for an unexpected shape.
     """
     of_experts = "{}" in parts[0]
     n_experts = n_experts_of(config) if of_experts else 1
-    own = -1 if name.endswith(".bias") else -2  # the first size of a part
+    own = -1 if name.endswith(".bias") else -2  # axis of a part's first size
     leading, n_parts = tensor.shape[:own], n_experts * len(parts)
     is_stack = len(tensor.shape) >= -own and leading == ((n_experts,) if of_experts else ()) and n_parts > 0
-    # Values of less than a byte may leave a part that ends within one.
+    # Values smaller than a byte may make a part end within a byte.
     if not is_stack or tensor.shape[own] % len(parts) or not len(tensor.data) or len(tensor.data) % n_parts:
         halves = f" (a multiple of {len(parts)})" if len(parts) > 1 else ""
         expected = f"{n_experts} experts by rows{halves} by columns" if of_experts else f"rows{halves} by columns"
@@ -43,10 +43,10 @@ def parts_of(
 def unstacked(
     stored: Mapping[str, StoredTensor], stacked: Mapping[str, tuple[str, ...]], config: ModelConfig
 ) -> dict[str, StoredTensor]:
-    """A folder's tensors with those of `stacked` (`Family.stacked`) in parts, under the names of these."""
+    """Returns a folder's tensors, with the tensors in `stacked` (`Family.stacked`) split into named parts."""
     found: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
-        # Tensors of experts are no module's, and so have no suffix.
+        # Expert tensors belong to no module and therefore have no suffix.
         own = name.removesuffix(".weight")
         module = next((module for module in stacked if own.endswith(f".{module}")), None)
         if module is None:
@@ -59,6 +59,6 @@ def unstacked(
 
 
 def n_experts_of(config: ModelConfig) -> int:
-    """0 where the model has none."""
+    """Returns the number of experts, or 0 for a model without experts."""
     blocks = (block for layer in config.layers for block in layer if isinstance(block, Experts))
     return next((block.settings.n_experts for block in blocks), 0)

@@ -1,4 +1,4 @@
-"""The tensors of a model, whatever file they come from: names, shapes, and views of their bytes."""
+"""A model's tensors, from any file format: names, shapes, and views of their bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 from llmcl.models.config import ModelConfig
 from llmcl.models.families import FAMILIES
 
-# A tensor under one of these names belongs to what llmcl computes. If it is not one of the expected tensors,
-# the model has a feature (a bias, a further norm, one more layer) that would silently be left out.
+# llmcl computes with tensors under these names. An unexpected name means a feature (a bias, a further norm, one more
+# layer) that would silently be left out.
 _COMPUTED_PARTS = (
     *("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."),
     *("model.embed_tokens_per_layer.", "model.per_layer_"),
 )
-_IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant that old checkpoints carry along
+_IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant in old checkpoints
 
 
 class RowView(Protocol):
-    """Rows that are put together from what is mapped when they are asked for: uint8 [rows, row_bytes]."""
+    """Rows assembled from mapped data on access: uint8 [rows, row_bytes]."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, rows: slice) -> np.ndarray: ...
@@ -36,31 +36,25 @@ class RowView(Protocol):
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor as a file reader found it.
+    """A tensor from a file reader."""
 
-    shape: row-major; data: uint8 [n_bytes], a view of the mapped file; empty where there is a `view` of its rows.
-    """
-
-    shape: tuple[int, ...]
+    shape: tuple[int, ...]  # row-major
     format: str
-    data: np.ndarray
-    view: RowView | None = None
+    data: np.ndarray  # uint8 [n_bytes], a view of the mapped file; empty if `view` is set
+    view: RowView | None = None  # assembles the rows
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor of the model.
+    """A tensor in the model."""
 
-    name: as Hugging Face names it. shape: [out_features, in_features] for a matrix, [n] for a norm or a bias,
-    which counts as one row. format: a key of `formats.FORMATS`. rope_interleaved: the rows of each head are
-    stored so that rotary pairs are neighbours (2i, 2i+1), as GGUF has Llama's q_proj and k_proj, and not half a
-    head apart.
-    """
-
-    name: str
+    name: str  # Hugging Face name
+    # [out_features, in_features] for a matrix, [n] for a norm or a bias, which counts as one row
     shape: tuple[int, ...]
-    format: str
+    format: str  # a key in `formats.FORMATS`
     row_bytes: int
+    # rotary pairs are neighbouring rows (2i, 2i+1) in each head, as in GGUF's q_proj and k_proj for Llama; False: half
+    # a head apart
     rope_interleaved: bool
 
     @property
@@ -73,13 +67,14 @@ class TensorInfo:
 
 
 class Checkpoint:
-    """An open checkpoint: its configuration and its tensors, mapped from disk.
+    """An open checkpoint: configuration and tensors, mapped from disk.
 
-    name: what the user asked for. path: the folder (Hugging Face) or the file (GGUF). config: `config.dtype`
-    is the dtype of the stored matrices. tensors: exactly the tensors that the model uses, all checked.
-    gguf_metadata: None for a folder, whose tokenizer files lie under `path`; for a GGUF file all of its
-    metadata, the keys `tokenizer.*` included: numbers, bools and strings as Python has them, string arrays as
-    list[str], numeric arrays as NumPy arrays, arrays of arrays as lists of these.
+    name: the user's name for the model. path: the folder (Hugging Face) or the file (GGUF). tensors: exactly the
+    tensors in the model, all checked. gguf_metadata: all metadata of a GGUF file, `tokenizer.*` keys included, with
+    numbers, bools and strings as Python values, string arrays as list[str], numeric arrays as NumPy arrays, nested
+    arrays as lists; None for a folder, whose tokenizer files lie under `path`.
+
+    `config.dtype` is the dtype of the stored matrices.
     """
 
     def __init__(
@@ -90,7 +85,7 @@ class Checkpoint:
         stored: Mapping[str, StoredTensor],
         gguf_metadata: dict[str, Any] | None = None,
     ):
-        """Picks and checks the model's tensors among `stored`; raises as `select_tensors` does."""
+        """Selects and checks the model's tensors in `stored`. Raises the errors of `select_tensors`."""
         self.name = name
         self.path = path
         self.gguf_metadata = gguf_metadata
@@ -102,7 +97,7 @@ class Checkpoint:
             self._rows[tensor] = data.reshape(info.n_rows, info.row_bytes) if view is None else view
 
     def rows(self, name: str, start: int, stop: int) -> np.ndarray:
-        """Rows start..stop-1 as stored, uint8 [stop - start, row_bytes].
+        """Returns rows start..stop-1 as stored, uint8 [stop - start, row_bytes].
 
         Raises CheckpointError if the file has become shorter since it was opened.
         """
@@ -112,9 +107,9 @@ class Checkpoint:
         return read_view(rows[start:stop]) if isinstance(rows, np.ndarray) else rows[start:stop]
 
     def array(self, name: str) -> np.ndarray:
-        """The whole tensor, float32 [shape], its rows in the order of Hugging Face (see `TensorInfo`).
+        """Returns the whole tensor, float32 [shape], with rows in Hugging Face order (see `TensorInfo`).
 
-        Meant for norms and for tests: NumPy decodes quantised formats slowly.
+        Meant for norms and tests, because NumPy decodes quantised formats slowly.
         """
         info = self.tensors[name]
         values = dequantize(info.format, self.rows(name, 0, info.n_rows)).reshape(info.shape)
@@ -124,7 +119,7 @@ class Checkpoint:
         return values
 
     def close(self) -> None:
-        """Lets go of the files."""
+        """Releases the files."""
         self._rows = {}
 
     def __enter__(self) -> Checkpoint:
@@ -135,11 +130,10 @@ class Checkpoint:
 
 
 def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_gguf: bool) -> dict[str, TensorInfo]:
-    """The tensors of the model among those of a file.
+    """Selects the model's tensors from a file.
 
-    Raises CheckpointError for one that is missing or has another shape than the configuration says, and
-    UnsupportedModelError for a format that llmcl cannot read or a tensor that it would leave out of the
-    computation.
+    Raises CheckpointError for a missing tensor or a shape that differs from the configuration, and
+    UnsupportedModelError for an unknown format or a tensor that llmcl would leave out of the computation.
     """
     expected = config.tensors()
     interleaves_rope = is_gguf and FAMILIES[config.architecture].gguf_interleaves_rope
@@ -184,7 +178,7 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
 
 
 def _stored_dtype(tensors: Mapping[str, TensorInfo]) -> str:
-    """What most bytes of the matrices are stored in; "quantized" as soon as one matrix is."""
+    """Returns the format of most matrix bytes, or "quantized" if any matrix is quantised."""
     n_bytes: Counter[str] = Counter()
     for info in tensors.values():
         if len(info.shape) == 2:
