@@ -213,7 +213,7 @@ class Batch:
         for the last chunks, in order. An id equal to vocab_size means that the logits held no number.
 
         Raises ContextLengthError for a full sequence, UsageError for too many rows or an id outside the vocabulary,
-        OutOfDeviceMemoryError if the cache has too few pages. In each case no row was computed.
+        OutOfDeviceMemoryError if the cache has too few pages. In the last case no row was computed.
         """
         if not chunks:
             return self.decode(decode, before_sampling) if decode else list
