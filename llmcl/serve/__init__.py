@@ -1,1 +1,1 @@
-"""HTTP: what OpenAI's and Anthropic's clients expect, in front of an engine."""
+"""Serves an engine over HTTP, to clients written for OpenAI's and Anthropic's APIs."""

@@ -1,4 +1,4 @@
-"""An id and a line for every request."""
+"""Gives every request an id and writes a log line for it."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ from llmcl.errors import one_line
 from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
 
-CLIENT_GONE = 499  # nginx's number for it
-_QUIET_PATHS = {"/health", "/metrics"}  # asked every few seconds
+CLIENT_GONE = 499  # nginx's status for a client that left
+_QUIET_PATHS = {"/health", "/metrics"}  # polled every few seconds
 
 
 @dataclass
 class Record:
-    """What the line of a request says. Times in milliseconds; None where there is none."""
+    """The fields of a request's log line. Times are in milliseconds; None where there is no value."""
 
     id: str
     method: str
     path: str
     status: int = 0
     prompt_tokens: int | None = None
-    cached_tokens: int | None = None  # of the prompt
+    cached_tokens: int | None = None  # prompt tokens from the prefix cache
     tokens: int | None = None
     ttft_ms: float | None = None
-    tbt_ms: float | None = None  # the median
+    tbt_ms: float | None = None  # median
     error: str | None = None
     total_ms: float = 0.0
     start: float = field(default_factory=time.perf_counter, repr=False)
@@ -42,7 +42,7 @@ class Record:
         return (time.perf_counter() - self.start) * 1e3
 
     def note_tbt(self, times_ms: list[float]) -> None:
-        times_ms = [ms for ms in times_ms if ms > 0]  # 0: it arrived together with the token before
+        times_ms = [ms for ms in times_ms if ms > 0]  # 0: arrived together with the previous token
         self.tbt_ms = round(statistics.median(times_ms), 3) if times_ms else None
 
     def line(self, log_format: str) -> str:
@@ -61,9 +61,9 @@ def record_of(scope: Scope) -> Record:
 
 
 class AccessLog:
-    """Outermost of the application: gives each request its id, in the answer's headers too, and writes its line.
+    """Outermost middleware: gives each request an id, sends the id in the response headers and logs a line.
 
-    aliases: other names of paths; behind this all see the path itself.
+    aliases: path -> canonical path. Everything further inside sees the canonical path only.
     """
 
     def __init__(self, app: ASGIApp, service: Service, paths: frozenset[str], aliases: Mapping[str, str]):
@@ -97,8 +97,8 @@ class AccessLog:
 
     def _note(self, record: Record) -> None:
         settings = self._service.settings
-        api = record.path if record.path in self._paths else "other"  # what strangers write is no label
+        api = record.path if record.path in self._paths else "other"  # a client's invented paths must not become labels
         self._service.metrics.requests.labels(api, record.status).inc()
         if not settings.quiet and record.path not in _QUIET_PATHS:
-            with suppress(OSError):  # a full disk, or a pipe that nobody reads any more, ends no connection
+            with suppress(OSError):  # a full disk or a closed pipe must not end the connection
                 print(record.line(settings.log_format), file=sys.stderr, flush=True)

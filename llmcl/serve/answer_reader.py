@@ -1,4 +1,4 @@
-"""Tells thoughts, text and calls of tools apart while an answer is made."""
+"""Splits an answer into thoughts, text and tool calls while the model writes."""
 
 from __future__ import annotations
 
@@ -12,33 +12,28 @@ from llmcl.serve.tool_families import ToolFamily
 from llmcl.serve.tools import Schemas
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 
-# How Mistral's newer models begin a call. The id may be left out.
+# The head of a call in Mistral's newer format. The id is optional.
 _NAME_FIRST = re.compile(r"(?P<name>[\w.\-]+)\s*(?:\[CALL_ID\]\s*(?P<id>[\w\-]*)\s*)?(?:\[ARGS\]\s*)?(?=\{)")
 _NAME_BEGUN = re.compile(r"[\w.\-]+\s*(?:\[(?:C[A-Z_]*\]?\s*[\w\-]*\s*)?)?(?:\[?A?R?G?S?\]?\s*)?$")
 
 
 @dataclass
 class AnswerReader(AnswerParts):
-    """Reads one answer.
+    """Reads one answer."""
 
-    family: how calls are written; None where no tools may be called. schemas: of the arguments of each tool, by its
-    name. several: further calls count, too. special: texts of special tokens, which have none in the answer. thinks:
-    the prompt has opened a thought already. marks: of thoughts.
-    """
-
-    family: ToolFamily | None = None
-    schemas: Schemas = field(default_factory=dict)
-    several: bool = True
-    special: Mapping[int, str] = field(default_factory=dict)
-    thinks: bool = False
-    marks: ThoughtMarks = THINK
+    family: ToolFamily | None = None  # how calls are written; None: tools are off
+    schemas: Schemas = field(default_factory=dict)  # tool name -> JSON schema of the arguments
+    several: bool = True  # whether further calls count, too
+    special: Mapping[int, str] = field(default_factory=dict)  # token id -> text of a special token, which decodes to ""
+    thinks: bool = False  # whether the prompt has already opened a thought
+    marks: ThoughtMarks = THINK  # begin and end of a thought
 
     def __post_init__(self) -> None:
         self._held = ""
-        self._opening = ""  # of the call that is read
-        self._in_list = False  # behind an opening that is for several calls
+        self._opening = ""  # opening of the current call
+        self._in_list = False  # after an opening that covers several calls
         self._scanner: Scanner = CallScanner()
-        self._n_sent = -1  # characters of its arguments; -1: the call was not begun
+        self._n_sent = -1  # characters of the call's arguments sent so far; -1: the call has not begun
         self._is_cut = False
         self._read: Callable[[bool], bool] = self._read_thought if self.thinks else self._read_begin
 
@@ -55,14 +50,16 @@ class AnswerReader(AnswerParts):
         self._run(True)
 
     def _run(self, final: bool) -> None:
-        """Each state reads from the front of what is held, and says whether the next one may go on at once."""
+        """Runs the states. Each reads from the front of the held text and returns whether the next state may run at
+        once.
+        """
         while self._read(final):
             pass
 
     # ---- text ---------------------------------------------------------------------------------------
 
     def _read_begin(self, final: bool) -> bool:
-        """Nothing but white space has come."""
+        """Reads the start of the answer, before anything but white space."""
         begun = self._held.lstrip()
         if begun.startswith(self.marks.begin):
             self._held, self._read = begun[len(self.marks.begin) :], self._read_thought
@@ -77,7 +74,9 @@ class AnswerReader(AnswerParts):
         return True
 
     def _begins_with_a_call(self, begun: str) -> bool:
-        """Whether an answer without an opening may be a call, as its text goes on it may turn out to be none."""
+        """Returns whether an answer without an opening may be a call. The text that follows may still show that there
+        is no call.
+        """
         family = self.family
         if family is None or begun.startswith(self._openings):
             return False
@@ -103,7 +102,7 @@ class AnswerReader(AnswerParts):
         return False
 
     def _read_begin_again(self, final: bool) -> bool:
-        """After a thought: white space in front of the answer is no part of it."""
+        """Reads on after a thought and drops the white space in front of the answer."""
         begun = self._held = self._held.lstrip()
         if not begun or (not final and any(opening.startswith(begun) for opening in self._openings)):
             return False
@@ -126,7 +125,7 @@ class AnswerReader(AnswerParts):
                 return True
             assert self.family is not None
             self._say(self._held[:at].rstrip())
-            self._opening = "" if mark == self.family.form.front else mark  # "": an opening was left out
+            self._opening = "" if mark == self.family.form.front else mark  # "": the opening was left out
             self._held, self._in_list, self._read = self._held[at + len(self._opening) :], False, self._read_call
             return True
         n_kept = n_begun(self._held, (*self._openings, *strays), spaces=self.family is not None)
@@ -137,7 +136,7 @@ class AnswerReader(AnswerParts):
         return False
 
     def _is_an_opening(self, begun: str) -> bool:
-        """Whether the front of an opening is surely one: more than half of it is there, or of another one."""
+        """Returns whether a partial opening is certain: more than half the characters of some opening are there."""
         openings = self._openings
         return any(opening.startswith(begun) for opening in openings) and any(
             opening.startswith(begun[: len(opening) // 2 + 1]) and 2 * len(begun) > len(opening) for opening in openings
@@ -146,7 +145,7 @@ class AnswerReader(AnswerParts):
     # ---- calls --------------------------------------------------------------------------------------
 
     def _read_call(self, final: bool) -> bool:
-        """After an opening, or between the calls of a list."""
+        """Reads on after an opening, or between the calls of a list."""
         assert self.family is not None
         begun = self._held.lstrip()
         self._in_list |= self.family.is_lines
@@ -163,7 +162,7 @@ class AnswerReader(AnswerParts):
             self._scanner.id = named["id"] or ""
             self._held, self._read = begun[named.end() :], self._read_object
             return True
-        if self._is_opened and begun.startswith("{"):  # JSON in place of the family's own form
+        if self._is_opened and begun.startswith("{"):  # JSON instead of the family's own format
             self._scanner, self._n_sent = CallScanner(), -1
             self._held, self._read = begun, self._read_object
             return True
@@ -189,24 +188,24 @@ class AnswerReader(AnswerParts):
 
     @property
     def _is_opened(self) -> bool:
-        """Whether an opening has come that stands for nothing else."""
+        """Whether an unambiguous opening has come."""
         return bool(self._opening.strip("["))
 
     @property
     def _is_begun(self) -> bool:
-        """Whether the call that is read is surely one, though neither name nor arguments may be there."""
+        """Whether the current text is certainly a call, though neither name nor arguments need be there yet."""
         assert self.family is not None
         return self._is_opened or bool(self.family.form.front) or self._scanner.name in self.schemas
 
     def _no_call(self) -> bool:
-        """What looked like a call is text, and so is what follows, up to the next opening."""
+        """Turns a supposed call into text, along with everything up to the next opening."""
         assert self.family is not None
         self._say(self._opening)
         self._read = self._read_text
         return True
 
     def _send(self) -> None:
-        """What is new of the call."""
+        """Sends the new part of the current call."""
         assert self.family is not None and self._scanner.name is not None
         arguments = self._scanner.arguments or ("{}" if self._scanner.done else "")
         new = Call(self._new_id(), self._scanner.name) if self._n_sent < 0 else None
@@ -214,13 +213,13 @@ class AnswerReader(AnswerParts):
         self._call(delta, new=new, is_last=self._scanner.done)
 
     def _new_id(self) -> str:
-        """The id that the model wrote, unless another call has it."""
+        """Returns the id that the model wrote. Makes a new id when there is none or another call has the same."""
         assert self.family is not None
         written = self._scanner.id
         return written if written and all(call.id != written for call in self.calls) else self.family.new_id()
 
     def _read_after(self, final: bool) -> bool:
-        """Behind a call: what closes it, and perhaps another."""
+        """Reads on after a call: a closing mark, then perhaps another call."""
         assert self.family is not None
         if not self.several:
             self._held = ""

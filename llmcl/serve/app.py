@@ -1,4 +1,4 @@
-"""The application: which path is answered by what, and errors in the form of the API that was called."""
+"""The ASGI application: routes each path to an endpoint and answers errors in the format of the API called."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmcl.serve.page import page
 from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
-_MODELS, _MODEL = "/v1/models/", "/v1/models/{name}"  # a name may have slashes
+_MODELS, _MODEL = "/v1/models/", "/v1/models/{name}"  # a name may contain slashes
 Endpoint = Callable[[Request, Service], Awaitable[ASGIApp]]
 
 GET: dict[str, Endpoint] = {
@@ -44,7 +44,7 @@ POST: dict[str, Endpoint] = {
     "/detokenize": own.detokenize,
     "/apply-template": own.apply_template,
 }
-# llama-server's other names for them, for clients that are set up for it.
+# llama-server's aliases for these paths, for clients configured for it.
 ALIASES = {
     "/v1/health": "/health",
     "/models": "/v1/models",
@@ -53,12 +53,12 @@ ALIASES = {
     "/embeddings": "/v1/embeddings",
     "/responses": "/v1/responses",
 }
-# Paths of which each request, if it is not refused, has the engine make answers.
+# Paths whose requests, unless refused, run the engine.
 ANSWERING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
 
 
 def make_app(service: Service) -> ASGIApp:
-    """The ASGI application of a server."""
+    """Builds the server's ASGI application."""
     settings = service.settings
     app: ASGIApp = Guard(Endpoints(service), settings)
     if settings.cors_origins:
@@ -73,7 +73,7 @@ def make_app(service: Service) -> ASGIApp:
 
 
 class Endpoints:
-    """Has each request answered by the endpoint of its path; what that raises is the answer, too."""
+    """Calls the endpoint for the request's path. An exception becomes the response."""
 
     def __init__(self, service: Service):
         self._service = service
@@ -87,7 +87,7 @@ class Endpoints:
             record_of(scope).status = CLIENT_GONE
         except Exception as error:
             if (record := record_of(scope)).status:
-                raise  # too late for another answer
+                raise  # too late: the response has begun
             refusal = as_refusal(error, self._service.loaded)
             record.error = refusal.message
             answer = AsciiJSONResponse(refusal.body(scope["path"]), refusal.status, refusal.headers)
@@ -95,7 +95,7 @@ class Endpoints:
 
 
 def _endpoint(scope: Scope) -> Endpoint:
-    """Raises RequestError for a path or a method that is not served."""
+    """Returns the endpoint for a path and method. Raises RequestError if there is none."""
     path, method = scope["path"], scope["method"]
     if path.startswith(_MODELS):
         scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL

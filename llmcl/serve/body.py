@@ -1,4 +1,4 @@
-"""Reading the body of a request: JSON, within limits of size and time."""
+"""Reads the request body: JSON, within limits of size and time."""
 
 from __future__ import annotations
 
@@ -15,18 +15,20 @@ from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields
 from llmcl.serve.settings import Settings
 
-_LARGE_BYTES = 64 << 10  # parsed in a thread, while others' tokens go on
-# The parser does not let other threads run: these take it up to 0.1 s.
-MAX_ELEMENTS = 1 << 18  # values, keys not counted
+_LARGE_BYTES = 64 << 10  # parsed in a thread, so other requests' tokens keep flowing
+# The JSON parser holds the GIL: a body at these limits takes up to 0.1 s.
+MAX_ELEMENTS = 1 << 18  # values; keys are counted separately
 MAX_KEYS = 1 << 16
 
 
 async def read_fields(request: Request, settings: Settings) -> Fields:
-    """The JSON object that a request brings. Raises RequestError for anything else, and what is too large or slow."""
+    """Reads the JSON object in the request body. Raises RequestError for any other JSON and for a body that is too
+    large or too slow.
+    """
     reading = Begun(_read(request, settings.max_body_bytes))
     if not reading.is_over:
         try:
-            with anyio.fail_after(settings.body_s):  # wait_for would make a task of it
+            with anyio.fail_after(settings.body_s):  # wait_for would create a task
                 await reading
         except TimeoutError:
             message = f"the body did not arrive within {settings.body_s:g} s"
@@ -49,7 +51,7 @@ async def _read(request: Request, most: int) -> bytes:
     if not length.isdigit() or int(length[:20]) > most:
         raise _too_large(most)
     data, goes_on = bytearray(), True
-    while goes_on:  # as `request.stream`, with fewer steps
+    while goes_on:  # like `request.stream`, with fewer steps
         message = await request.receive()
         if message["type"] == "http.disconnect":
             raise ClientDisconnect
@@ -68,7 +70,7 @@ def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse)  # json.loads would make one for each call
+_DECODER = json.JSONDecoder(parse_constant=_refuse)  # json.loads would create a decoder for each call
 
 
 def _parse(data: bytes) -> Any:
@@ -84,7 +86,7 @@ def _parse(data: bytes) -> Any:
 
 
 def _check_size(text: str) -> None:
-    """Raises RequestError for JSON with too many keys or values, which are counted without parsing it."""
+    """Raises RequestError for JSON with too many keys or values. Counts them without parsing."""
     if not _has_many([text]):
         return
     bare = text.replace("\\\\", "").replace('\\"', "")
@@ -94,7 +96,7 @@ def _check_size(text: str) -> None:
 
 
 def _has_many(texts: list[str]) -> bool:
-    """Whether the texts have more keys or values than a body may, all of them counted as if outside of strings."""
+    """Returns whether the texts exceed the limits for keys or values. Characters inside strings count as well."""
     n_keys = sum(text.count(":") for text in texts)
     n_values = sum(text.count(",") + text.count("[") + text.count("{") for text in texts)
     return n_keys > MAX_KEYS or n_values > MAX_ELEMENTS

@@ -1,4 +1,4 @@
-"""Running a coroutine until it waits for something, without a task."""
+"""Runs a coroutine up to its first wait, without a task."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ T = TypeVar("T")
 
 
 class Begun(Awaitable[T], Generic[T]):
-    """A coroutine that was run at once, as far as that goes without waiting. Await the rest, in an event loop.
+    """A coroutine already run up to its first wait. Await the object for the rest, in an event loop.
 
-    Most reads and writes of a server find the data, or the room, and never wait. So they need no task and no limit of
-    time, each of which takes longer than they do. is_over: it has ended, and `result` is what it returned. Raises what
-    the coroutine raises.
+    Most reads and writes of a server find the data, or the buffer space, and never wait. A task and a timeout would
+    cost more than the operation, so neither is created. `is_over` means that the coroutine has returned; `result` is
+    then the value. Raises whatever the coroutine raises.
     """
 
     result: T

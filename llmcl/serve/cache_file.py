@@ -1,4 +1,4 @@
-"""The file in which a server keeps its prefix cache from one start to the next (`--cache-file`)."""
+"""The file that keeps a server's prefix cache between runs (`--cache-file`)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ _log = logging.getLogger(__name__)
 
 
 class Keeps(Protocol):
-    """What an engine can do for it."""
+    """The methods that CacheFile needs from an engine."""
 
     def store_prefixes(self, file: Path, max_bytes: int) -> int: ...
     def restore_prefixes(self, file: Path) -> int: ...
 
 
 class CacheFile:
-    """A server starts, and ends, with the file or without it: what is wrong with it is said in a warning.
+    """Loads and saves the prefix cache. A problem with the file is only logged as a warning: the server runs on without
+    it.
 
-    max_bytes: of what it holds. A file that is not this server's own stays as it is.
+    max_bytes: largest file to write. A foreign file is left untouched.
     """
 
     def __init__(self, path: Path, max_bytes: int):
@@ -31,8 +32,8 @@ class CacheFile:
         self._may_write = True
 
     def restore(self, engine: Keeps) -> str:
-        """Gives the engine what the file holds. Returns what there is to say."""
-        from llmcl.models.prefix_file import PrefixFileError  # the server listens before the engine is imported
+        """Fills the engine's prefix cache from the file. Returns a message for the user, or ""."""
+        from llmcl.models.prefix_file import PrefixFileError  # late: the server listens before the engine is loaded
 
         start = time.perf_counter()
         try:
@@ -46,7 +47,7 @@ class CacheFile:
         return f"prefix cache: {n_tokens} tokens of {one_line(self.path)}, {time.perf_counter() - start:.1f} s"
 
     def store(self, engine: Keeps) -> None:
-        """Writes what the engine has, before it is closed."""
+        """Writes the engine's prefix cache. Called before the engine closes."""
         if not self._may_write:
             return
         try:
@@ -55,5 +56,5 @@ class CacheFile:
             _log.warning(
                 "--cache-file %s: cannot be written (%s); what it held stays", one_line(self.path), error.strerror
             )
-        except LlmclError as error:  # of an engine that failed
+        except LlmclError as error:  # from an engine that failed
             _log.warning("--cache-file %s: not written: %s", one_line(self.path), error)

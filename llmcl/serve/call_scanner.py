@@ -1,4 +1,4 @@
-"""Reading one call of a tool, a JSON object, while a model writes it."""
+"""Reads one tool call, a JSON object, while a model writes it."""
 
 from __future__ import annotations
 
@@ -15,56 +15,52 @@ _ARGUMENTS = ("arguments", "parameters")
 
 
 class Scanner(Protocol):
-    """Reads one call.
+    """Reads one call."""
 
-    id: of the call, as the model wrote it; "" for none. name: of the tool, None until it is known. raw: all text of the
-    call so far. done: it is complete. arguments: JSON so far, "" before it begins.
-    """
-
-    id: str
-    name: str | None
-    raw: str
-    done: bool
+    id: str  # call id as the model wrote it; "" for none
+    name: str | None  # tool name; None until known
+    raw: str  # all text of the call so far
+    done: bool  # whether the call is complete
 
     @property
     def arguments(self) -> str: ...
     @property
     def is_call(self) -> bool:
-        """Whether name and arguments have begun; of a complete call the arguments may be missing."""
+        """Whether name and arguments have begun. A complete call may lack arguments."""
         ...
 
     def push(self, text: str) -> int:
-        """The call goes on with this text, of which so many characters belong to it."""
+        """Takes more text. Returns how many characters belong to the call."""
         ...
 
 
 class CallForm(Protocol):
-    """How one call is written, without what opens and closes it in its family."""
+    """The format of one call, without the family's opening and closing marks."""
 
     @property
     def front(self) -> str:
-        """What it always begins with; "" for nothing of the kind."""
+        """Text that every call begins with; "" for none."""
         ...
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """Texts in it that may be special tokens."""
+        """Texts inside a call that may be special tokens."""
         ...
 
     def begins(self, text: str) -> bool | None:
-        """Whether a call begins with this text; None: its first characters do not say it."""
+        """Returns whether `text` begins a call; None: too few characters to tell."""
         ...
 
     def scanner(self, schemas: Schemas) -> Scanner: ...
 
 
 class StateScanner:
-    """A scanner whose states read from the front of what is held. It is done without a name where the text turns out to
-    be no call.
+    """A scanner built from states that read from the front of the held text. When the text turns out to be no call,
+    `done` is set while `name` is None.
     """
 
     def __init__(self, read: Callable[[], bool]):
-        """read: the first state. Each says whether the next one, `_read`, may go on at once."""
+        """read: the first state. Each state returns whether the next state, `_read`, may run at once."""
         self.id = ""
         self.name: str | None = None
         self.raw = ""
@@ -92,7 +88,7 @@ class StateScanner:
 
 
 class CharacterScanner(ABC):
-    """A scanner that takes one character after the other."""
+    """A scanner that takes one character after another."""
 
     def __init__(self, name: str | None = None):
         self.id = ""
@@ -111,12 +107,12 @@ class CharacterScanner(ABC):
 
     @abstractmethod
     def _character(self, at: int, c: str) -> None:
-        """Takes raw[at], and sets `done` if the call ends with it."""
+        """Takes raw[at] and sets `done` if the call ends there."""
 
 
 @dataclass(frozen=True)
 class ObjectForm:
-    """A JSON object with the name and the arguments."""
+    """A JSON object with a name and arguments."""
 
     front: str = ""
     marks: tuple[str, ...] = ()
@@ -130,16 +126,16 @@ class ObjectForm:
 
 @dataclass(frozen=True)
 class KeyForm(ObjectForm):
-    """A JSON object with the name as its one key, and the arguments as that key's value."""
+    """A JSON object with the tool name as the only key and the arguments as the value."""
 
     def scanner(self, schemas: Schemas) -> Scanner:
         return CallScanner(by_key=True)
 
 
 class CallScanner(CharacterScanner):
-    """Finds the name and the arguments in the text of an object; both exactly as they were written.
+    """Finds name and arguments in the text of a JSON object. Both stay exactly as written.
 
-    name: known in advance where the object is the arguments alone. by_key: the first key is the name.
+    name: set when the object holds the arguments alone. by_key: the first key is the tool name.
     """
 
     def __init__(self, name: str | None = None, *, by_key: bool = False):
@@ -149,9 +145,9 @@ class CallScanner(CharacterScanner):
         self._depth = 0
         self._in_string = self._escaped = False
         self._key: str | None = None
-        self._start = 0  # of the key or value
-        self._span: tuple[int, int | None] | None = None  # of the arguments
-        self._other: str | None = None  # arguments that are no object
+        self._start = 0  # start of the current key or value
+        self._span: tuple[int, int | None] | None = None  # start and end of the arguments
+        self._other: str | None = None  # arguments that are not an object
 
     @property
     def arguments(self) -> str:
@@ -200,7 +196,7 @@ class CallScanner(CharacterScanner):
 
     @property
     def _has_arguments(self) -> bool:
-        """Whether the value of the key that was read last is the arguments."""
+        """Whether the value after the latest key is the arguments."""
         return self._key in _ARGUMENTS or (self._by_key and self._key == self.name)
 
     def _end_of_value(self, at: int) -> None:
@@ -210,7 +206,7 @@ class CallScanner(CharacterScanner):
         if key in _NAMES and self.name is None:
             self.name = _string(value) or None
         elif key in _ARGUMENTS and self._span is None:
-            self._other = _string(value) or value  # some models write JSON in a string
+            self._other = _string(value) or value  # some models write JSON inside a string
 
 
 def _string(text: str) -> str | None:

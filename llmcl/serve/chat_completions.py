@@ -26,10 +26,10 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Said
 
 
 async def chat_completions(request: Request, service: Service) -> GenerationResponse:
-    """Answers a conversation; see docs/guide/server.md for the fields."""
+    """Answers a conversation. docs/guide/server.md lists the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    fields.text("model")  # there is one model, whatever clients call it
+    fields.text("model")  # there is one model, whatever name a client sends
     messages = openai_messages(fields)
     variables = thinking(None, fields.text("reasoning_effort")) | template_variables(fields)
     _refuse_what_is_missing(fields)
@@ -65,7 +65,7 @@ def _refuse_what_is_missing(fields: Fields) -> None:
 
 
 def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, Any]:
-    """The field `usage` of OpenAI's completions. n_prompt: tokens of the prompt, or of all prompts."""
+    """Returns the `usage` object of OpenAI's completions. n_prompt: total number of prompt tokens."""
     n_tokens = sum(len(answer.token_ids) for answer in answers)
     n_thought = sum(answer.thought_tokens for answer in answers)
     return {
@@ -78,7 +78,7 @@ def usage_of(n_prompt: int, answers: Sequence[Answer]) -> dict[str, Any]:
 
 
 class ChatForm:
-    """chat.completion objects, and their chunks."""
+    """Writes chat.completion objects and chunks."""
 
     def __init__(self, model: str, n_prompt: int, logprobs: LogProbWriter | None, *, with_usage: bool):
         self._head = {"id": "chatcmpl-" + secrets.token_hex(12), "created": int(time.time()), "model": model}
@@ -120,7 +120,7 @@ class ChatForm:
         return self._opening(answer) + self._chunk(answer, {}, None)
 
     def progress(self, answer: Answer, numbers: dict[str, Any]) -> bytes:
-        """As llama-server says it."""
+        """Writes llama-server's progress event."""
         data = self._data(answer, {}, None, None)
         return self._opening(answer) + event(data | {"prompt_progress": numbers})
 
@@ -137,7 +137,7 @@ class ChatForm:
         return self._object("chat.completion", choices, usage_of(self._n_prompt, answers))
 
     def _opening(self, answer: Answer) -> bytes:
-        """The first chunk of an answer has its role."""
+        """Returns the first chunk of an answer, with the role; b"" if already sent."""
         if answer.index in self._begun:
             return b""
         self._begun.add(answer.index)
@@ -152,7 +152,7 @@ class ChatForm:
         return event(self._data(answer, delta, reason, logprobs))
 
     def _text(self, answer: Answer, text: str) -> bytes:
-        """A chunk with text alone, as most are."""
+        """Returns a chunk with text only, the common case."""
         if (said := self._said.get(answer.index)) is None:
             said = self._said[answer.index] = TextEvents(self._data(answer, {"content": TEXT}, None, None))
         return said(text)
@@ -173,7 +173,7 @@ def _reason(answer: Answer) -> str | None:
 
 
 def _message(answer: Answer) -> dict[str, Any]:
-    """reasoning_content is no field of OpenAI's: other servers have it under this name."""
+    """Builds the message. reasoning_content is not in OpenAI's API; other servers use the same name."""
     if (reader := answer.reader) is None:
         return {"role": "assistant", "content": answer.text, "refusal": None}
     calls = [

@@ -1,4 +1,4 @@
-"""A conversation with a server that speaks OpenAI's API, in the standard library alone: `llmcl chat --server`."""
+"""A chat through a server with OpenAI's API, using the standard library alone: `llmcl chat --server`."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     from llmcl.engine.generation import Piece
     from llmcl.progress import Progress
 
-TIMEOUT_S = 600  # of silence; a server says every few seconds that it lives
+TIMEOUT_S = 600  # limit on silence; a server sends a sign of life every few seconds
 _MAX_ERROR_BYTES = 1 << 16
-_NO_TOKEN = -1  # the server says texts, no ids
+_NO_TOKEN = -1  # the server sends text without token ids
 
 
 class ServerChat(Conversation):
-    """As engine/chat.py's Chat, but the model is behind a server. Each time all messages so far are sent.
+    """Like Chat in engine/chat.py, with the model behind a server. Each request sends all messages so far.
 
-    url: such as http://127.0.0.1:8080, also with /v1 at the end. Raises UsageError for what is none.
+    url: such as http://127.0.0.1:8080, optionally with /v1 at the end. Raises UsageError for an invalid URL.
     """
 
     def __init__(self, url: str, api_key: str | None = None, *, on_full: str = "error"):
@@ -40,7 +40,7 @@ class ServerChat(Conversation):
             raise UsageError(f"--server {shown(url)}: expected an address such as http://127.0.0.1:8080")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("--api-key has characters other than visible ASCII ones; give the server's key")
-        self.model_name = "any"  # what requests ask for; llmcl's server has one model, whatever its name
+        self.model_name = "any"  # llmcl's server has one model and ignores the name
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"
@@ -63,10 +63,10 @@ class ServerChat(Conversation):
         progress: Progress | None = None,
         **sampling: Any,
     ) -> Generator[Piece, None, None]:
-        """Yields the answer's pieces as they arrive; closing the generator ends the request and keeps what was said.
-        Thoughts (reasoning_content) stand between <think> and </think>, and are no part of what is kept.
+        """Yields pieces of the answer as they arrive. Closing the generator ends the request and keeps the text so far.
 
-        A time between tokens is one between events here. Raises ServerError, ContextLengthError.
+        Thoughts (reasoning_content) are shown between <think> and </think> and are not kept in the conversation. Times
+        between tokens are times between events here. Raises ServerError, ContextLengthError.
         """
         if ignore_eos:
             raise UsageError("--ignore-eos is not known to servers; leave it out")
@@ -76,7 +76,7 @@ class ServerChat(Conversation):
         return self._answer(asked, body)
 
     def _answer(self, asked: Messages, body: dict[str, Any]) -> Generator[Piece, None, None]:
-        """Ask with ever fewer turns while the server says that the context is full, if they may be dropped."""
+        """Asks with fewer turns each time the server reports a full context, if turns may be dropped."""
         from llmcl.tokenizer.shown_text import said
 
         n_turns, self.dropped = len(split_turns(asked)[1]), 0
@@ -125,7 +125,7 @@ class ServerChat(Conversation):
         return HTTPConnection(self._host, self._port, timeout=TIMEOUT_S)
 
     def _events(self, connection: HTTPConnection, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """The objects of the stream, without the word that ends it."""
+        """Yields the JSON objects in the stream, up to the [DONE] line."""
         try:
             connection.request("POST", self._path, json.dumps(body).encode("ascii"), self._headers)
             answer = connection.getresponse()
@@ -137,7 +137,7 @@ class ServerChat(Conversation):
                     if "error" in data:
                         raise ServerError(f"{self.url}: {_message_of(data)}")
                     yield data
-        except LlmclError:  # of which one is a ValueError
+        except LlmclError:  # first, since some are ValueErrors
             raise
         except TimeoutError as error:
             raise ServerError(f"{self.url} was silent for {TIMEOUT_S} s; ask again") from error

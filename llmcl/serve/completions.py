@@ -1,4 +1,4 @@
-"""POST /v1/completions: the text that follows a prompt, without a chat template."""
+"""POST /v1/completions: continues a prompt, without a chat template."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
 
-_MAX_TOKENS = 16  # OpenAI's
+_MAX_TOKENS = 16  # OpenAI's default
 _EXPECTED = "a text, a list of texts, a list of token ids, or a list of such lists"
 
 
 async def completions(request: Request, service: Service) -> GenerationResponse:
-    """Continues one prompt or several; see docs/guide/server.md for the fields."""
+    """Continues one or several prompts. docs/guide/server.md lists the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.text("model")
@@ -62,7 +62,7 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
 
 
 async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[tuple[list[int], str]]:
-    """Token ids of each prompt, and its text if that is wanted."""
+    """Returns token ids for each prompt, with the text if asked for."""
     value = fields.required("prompt", _EXPECTED)
     if isinstance(value, str) or (isinstance(value, list) and value and as_whole(value[0]) is not None):
         value = [value]
@@ -81,15 +81,15 @@ async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[t
 
 
 def _ids(value: object) -> list[int]:
-    """Token ids; none where it is no list of whole numbers."""
-    if isinstance(value, list) and {*map(type, value)} == {int}:  # as nearly always
+    """Returns token ids, or an empty list if `value` is not a list of whole numbers."""
+    if isinstance(value, list) and {*map(type, value)} == {int}:  # the common case
         return value
     found = [as_whole(item) for item in value] if isinstance(value, list) else []
     return [] if None in found else [item for item in found if item is not None]
 
 
 class CompletionForm:
-    """text_completion objects; those of a stream look the same."""
+    """Writes text_completion objects. A stream uses the same objects."""
 
     def __init__(self, model: str, n_prompt: int, logprobs: LogProbWriter | None, *, with_usage: bool):
         self._head = {"id": "cmpl-" + secrets.token_hex(12), "created": int(time.time()), "model": model}
@@ -123,7 +123,7 @@ class CompletionForm:
         return event(self._object([self._empty(answer)], None))
 
     def progress(self, answer: Answer, numbers: dict[str, Any]) -> bytes:
-        """As llama-server says it."""
+        """Writes llama-server's progress event."""
         return event(self._object([self._empty(answer)], None) | {"prompt_progress": numbers})
 
     def _empty(self, answer: Answer) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The messages of a request, as a chat template takes them: [{"role": ..., "content": text}]."""
+"""Converts a request's messages for chat templates: [{"role": ..., "content": text}]."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from llmcl.serve.fields import Fields, wrong
 from llmcl.tokenizer.answer_parts import Call
 
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-BILLING = "x-anthropic-billing-header:"  # changes with every request, and with it all that follows in the prefix cache
+BILLING = "x-anthropic-billing-header:"  # changes with every request and would spoil the prefix cache
 Ending = Literal["answer", "nothing", "within"]
 """A prompt ends with the opening of an answer, behind the last message, or within it, so that the answer goes on."""
-_THOUGHTS = ("thinking", "redacted_thinking")  # of earlier answers
+_THOUGHTS = ("thinking", "redacted_thinking")  # part types from earlier answers
 
 
 def openai_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The field `messages` of /v1/chat/completions. Raises RequestError that names the place of what is wrong."""
+    """Reads the field `messages` of /v1/chat/completions. Raises RequestError that names the faulty place."""
     messages = [_openai_message(message) for message in fields.objects("messages")]
     if not messages:
         raise RequestError(400, "messages: expected at least one message", "messages", "missing_required_parameter")
@@ -28,7 +28,7 @@ def openai_messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def read_ending(fields: Fields, messages: list[dict[str, Any]]) -> Ending:
-    """The fields `continue_final_message` and `add_generation_prompt`, as vLLM has them."""
+    """Reads `continue_final_message` and `add_generation_prompt`, with vLLM's meaning."""
     goes_on = fields.flag("continue_final_message")
     opens = fields.flag("add_generation_prompt", not goes_on)
     if not goes_on:
@@ -41,7 +41,7 @@ def read_ending(fields: Fields, messages: list[dict[str, Any]]) -> Ending:
 
 
 def check_goes_on(messages: list[dict[str, Any]], param: str) -> None:
-    """Raises RequestError, which blames the field `param`, where no answer can go on from the last message."""
+    """Raises RequestError, blaming the field `param`, unless an answer can continue the last message."""
     if messages[-1]["role"] != "assistant":
         raise wrong(param, messages[-1]["role"], "a last message of the assistant's")
     if messages[-1].get("tool_calls"):
@@ -49,7 +49,9 @@ def check_goes_on(messages: list[dict[str, Any]], param: str) -> None:
 
 
 def system_merged(messages: list[dict[str, Any]], *, all_of_them: bool = False) -> list[dict[str, Any]]:
-    """The system messages at the front as one, since many templates take no second. all_of_them: later ones, too."""
+    """Merges the system messages at the front into one, since many templates accept no second. all_of_them: merges
+    later system messages, too.
+    """
     n = next((i for i, message in enumerate(messages) if message["role"] != "system"), len(messages))
     rest = [message for message in messages[n:] if not (all_of_them and message["role"] == "system")]
     system = [*messages[:n], *(later for later in messages[n:] if all_of_them and later["role"] == "system")]
@@ -76,15 +78,15 @@ def _openai_message(message: Fields) -> dict[str, Any]:
 
 
 def _thoughts(text: str | None) -> dict[str, str]:
-    """What the model thought before a message: many templates show it to the model until the user speaks again."""
+    """Returns the model's thoughts before a message. Many templates show thoughts until the next user message."""
     return {"reasoning_content": text} if text else {}
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
-    """The field `chat_template_kwargs`: what the chat template is to see beside the conversation, as vLLM, SGLang and
-    llama-server take it.
+    """Reads the field `chat_template_kwargs`: extra template variables, with the same meaning as in vLLM, SGLang and
+    llama-server.
     """
-    from llmcl.tokenizer import chat_template  # the server listens before the tokenizer is imported
+    from llmcl.tokenizer import chat_template  # imported late: the server listens before the tokenizer is loaded
 
     name = "chat_template_kwargs"
     variables = fields.object(name).values
@@ -96,9 +98,9 @@ def template_variables(fields: Fields) -> dict[str, Any]:
 
 
 def thinking(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
-    """Whether a model is to think and how much, by the names that chat templates have for it; None: as it does.
+    """Returns the template variables for thinking, under the names that chat templates use. None: the model's default.
 
-    effort: such as low; none: it is not to think.
+    effort: for example low; none turns thinking off.
     """
     if effort == "none":
         thinks, effort = False, None
@@ -106,7 +108,7 @@ def thinking(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
     return made if thinks is None else made | {"enable_thinking": thinks, "thinking": thinks}
 
 
-BUDGETS = (  # of llama-server, vLLM and others
+BUDGETS = (  # names in llama-server, vLLM and others
     "thinking_budget_tokens",
     "reasoning_budget",
     "reasoning_budget_tokens",
@@ -116,7 +118,7 @@ BUDGETS = (  # of llama-server, vLLM and others
 
 
 def thought_budget(fields: Fields, *names: str) -> int | None:
-    """How many tokens the model may think; None: as many as it likes, for which some write -1."""
+    """Returns how many tokens the model may think; None for no limit, which some clients write as -1."""
     for name in names or BUDGETS:
         if (n := fields.whole(name, None, -1)) is not None:
             return None if n == -1 else n
@@ -124,7 +126,7 @@ def thought_budget(fields: Fields, *names: str) -> int | None:
 
 
 def answered(text: str, thoughts: str = "", calls: Sequence[Call] = ()) -> dict[str, Any]:
-    """An answer as a message of the conversation."""
+    """Converts an answer to an assistant message."""
     read: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
         said = [{"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls]
@@ -133,13 +135,15 @@ def answered(text: str, thoughts: str = "", calls: Sequence[Call] = ()) -> dict[
 
 
 def responses_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The fields `instructions` and `input` of /v1/responses: a text, or items of which messages and calls count."""
+    """Reads `instructions` and `input` of /v1/responses. The input is a text, or a list whose messages, calls and
+    results count.
+    """
     messages: list[dict[str, Any]] = []
     if instructions := fields.text("instructions"):
         messages.append({"role": "system", "content": instructions})
     if isinstance(said := fields.given("input"), str):
         return [*messages, {"role": "user", "content": said}]
-    thoughts = ""  # before the message or call that comes next
+    thoughts = ""  # thoughts that precede the next message or call
     for item in fields.objects("input"):
         kind = item.text("type") or "message"
         if kind == "reasoning":
@@ -150,7 +154,7 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
         elif kind == "function_call":
             call = {"id": item.given("call_id"), "function": {"name": item.given("name")}}
             call["function"]["arguments"] = item.given("arguments")
-            # What a model says and calls at once are several items, and one message to a template.
+            # Text and calls from one answer are separate items here, but a single message for a template.
             if thoughts or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(_tool_call(Fields(call, item.place)))
@@ -168,11 +172,11 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:
-    """A call as templates expect it: its arguments as an object, where they are one."""
+    """Converts a call for templates: arguments become an object if they parse as JSON."""
     function = call.object("function")
     arguments = function.given("arguments") or {}
     if isinstance(arguments, str):
-        with suppress(ValueError, RecursionError):  # the model's own mistake: the template shows it as it was written
+        with suppress(ValueError, RecursionError):  # a model's invalid JSON goes to the template unchanged
             arguments = json.loads(arguments)
     elif not isinstance(arguments, dict):
         raise wrong(function.name("arguments"), arguments, "a string of JSON, or an object")
@@ -191,9 +195,9 @@ def joined_text(
     leave_out: str | None = None,
     read_elsewhere: tuple[str, ...] = (),
 ) -> str | None:
-    """A text, or a list of parts whose texts are joined by line breaks. kinds: the types of parts that are text.
+    """Returns a text field, or the texts of a list of parts joined by line breaks. kinds: part types that hold text.
 
-    leave_out: a part that begins so has no place in the prompt. read_elsewhere: types of parts that the caller reads.
+    leave_out: drops parts beginning with this text. read_elsewhere: part types that the caller reads.
     """
     value = fields.given(field)
     if value is None or isinstance(value, str):
@@ -216,7 +220,7 @@ def joined_text(
 
 
 def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
-    """The fields `system` and `messages` of /v1/messages, without what changes with every request."""
+    """Reads `system` and `messages` of /v1/messages, without the billing header that changes with every request."""
     messages = []
     if system := joined_text(fields, "system", ("text",), leave_out=BILLING):
         messages.append({"role": "system", "content": system})
@@ -227,7 +231,7 @@ def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
 
 
 def _anthropic_message(message: Fields) -> list[dict[str, Any]]:
-    """A message, or several: each result of a tool is one of its own, before what the user says."""
+    """Converts a message. Each tool result becomes a separate message, before the user's text."""
     role = message.one_of("role", "user", "assistant", "system")
     if role is None:
         raise wrong(message.name("role"), None, "user or assistant")

@@ -1,4 +1,4 @@
-"""Errors of requests, in the form of the API that was called."""
+"""Request errors, in the format of the API called."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmcl.errors import ContextLengthError, DeviceError, LlmclError, UsageError
 ANTHROPIC_PATH = "/v1/messages"
 TOO_LONG = "context_length_exceeded"
 
-# What clients can do about a chat template, whose errors have another remedy for the command line.
+# Advice for clients when a chat template fails; the command line gives different advice.
 _OTHER_PROMPTS = "Send other messages, or the whole text of the prompt to /v1/completions."
 _PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input"}  # elsewhere: messages
-# The word that each API has for a status.
+# Each API's error type by HTTP status.
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {
     401: "authentication_error",
@@ -27,28 +27,24 @@ _ANTHROPIC_TYPES = {
 
 @dataclass
 class RequestError(Exception):
-    """A request that is refused. param: the field to blame. retry_after_s: when to try again; None: never as it is.
-
-    closes: the rest of the request is not read, so the connection ends. allow: the methods that the path has. size: of
-    a prompt that is too long for the context, such as "9031 tokens".
-    """
+    """A refused request."""
 
     status: int
     message: str
-    param: str | None = None
+    param: str | None = None  # the field to blame
     code: str | None = None
-    retry_after_s: int | None = None
-    closes: bool = False
-    allow: str | None = None
-    size: str = ""
-    max_context: int | None = None  # tokens, where the size is too large for it
+    retry_after_s: int | None = None  # when to retry; None: never unchanged
+    closes: bool = False  # the rest of the request is not read, so the connection closes
+    allow: str | None = None  # methods allowed on the path
+    size: str = ""  # size of a prompt that exceeds the context, such as "9031 tokens"
+    max_context: int | None = None  # in tokens, set along with `size`
 
     def __post_init__(self) -> None:
         super().__init__(self.message)
 
     @property
     def headers(self) -> dict[str, str]:
-        """What the clients look at before they try again."""
+        """Headers that clients consult before retrying."""
         headers = {"x-should-retry": "true" if self.retry_after_s is not None else "false"}
         if self.retry_after_s is not None:
             headers["retry-after"] = str(self.retry_after_s)
@@ -61,7 +57,7 @@ class RequestError(Exception):
         return headers
 
     def body(self, path: str) -> dict[str, Any]:
-        """The JSON of the answer to a request of `path`."""
+        """Returns the JSON body for a response to `path`."""
         kind = "invalid_request_error" if self.status < 500 else "api_error"
         message = self.message if self.code != TOO_LONG else self._too_long(path)
         if path.startswith(ANTHROPIC_PATH):
@@ -72,7 +68,9 @@ class RequestError(Exception):
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def _too_long(self, path: str) -> str:
-        """The words by which agents know that they have to shorten a conversation; tests have the phrases of each."""
+        """Returns the wording by which agents recognise a full context and shorten the conversation; tests list each
+        phrase.
+        """
         if not self.size or self.max_context is None:
             return f"the prompt is too long: {self.message}"
         if path.startswith(ANTHROPIC_PATH):
@@ -85,12 +83,12 @@ class RequestError(Exception):
 
 
 def unsupported(param: str, what: str) -> RequestError:
-    """A field whose meaning the server lacks, where to ignore it would change the answer."""
+    """Refuses a field that the server does not implement when ignoring it would change the answer."""
     return RequestError(400, f"{param}: {what}; leave it out", param, "unsupported_parameter")
 
 
 def of_llmcl(error: LlmclError, max_context: int | None = None) -> RequestError:
-    """An error of the engine, as one of the request that met it. max_context: tokens that a prompt may have."""
+    """Converts an engine error to a request error. max_context: the most tokens a prompt may have."""
     message = f"{error.problem} {_OTHER_PROMPTS}" if error.problem else str(error)
     if isinstance(error, ContextLengthError):
         return RequestError(400, message, "messages", TOO_LONG, size=error.size, max_context=max_context)

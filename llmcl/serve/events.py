@@ -1,4 +1,4 @@
-"""Server-sent events, and work that ends when the client goes away.
+"""Server-sent events, and work that ends when the client leaves.
 
 Source: WHATWG HTML, "Server-sent events".
 """
@@ -21,9 +21,9 @@ from llmcl.serve.by_hand import Begun
 T = TypeVar("T")
 
 DONE = b"data: [DONE]\n\n"
-TEXT = "\0text\0"  # nobody writes that
+TEXT = "\0text\0"  # a placeholder that no text contains
 REPORT_S = 0.25
-HEAD_S = 0.05  # that the headers of a stream wait for its first token
+HEAD_S = 0.05  # how long a stream's headers wait for the first token
 PING = b": ping\n\n"
 _HEADERS = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -33,17 +33,17 @@ _HEADERS = [
 
 
 class ClientGoneError(Exception):
-    """The client went away, or does not read what it is sent."""
+    """The client left, or does not read the response."""
 
 
 def event(data: dict[str, Any], name: str | None = None) -> bytes:
-    """One event; JSON in ASCII has no line breaks."""
+    """Encodes one event. JSON in ASCII contains no line breaks."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, allow_nan=False)}\n\n".encode("ascii")
 
 
 class TextEvents:
-    """Events that differ in one text alone. data: of one, with TEXT in its place."""
+    """Encodes events that differ in a single text. data: an event with TEXT as placeholder."""
 
     def __init__(self, data: dict[str, Any], name: str | None = None):
         self._before, self._behind = event(data, name).split(json.dumps(TEXT).encode("ascii"))
@@ -53,9 +53,9 @@ class TextEvents:
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
-    """Awaits `work`, and cancels it when the client goes away. Raises ClientGoneError then.
+    """Awaits `work` and cancels the work when the client leaves; raises ClientGoneError in that case.
 
-    receive: of a request whose body was read.
+    receive: from a request whose body was read.
     """
     working, leaving = asyncio.current_task(), asyncio.ensure_future(_gone(receive))
     is_over = False
@@ -82,14 +82,13 @@ async def _gone(receive: Receive) -> None:
 
 
 class EventSender:
-    """Sends a response's events as they come, and a sign of life after ping_s of silence: proxies and clients end
-    silent connections, and some clients count events alone. alive: makes the sign, a comment unless it is given.
+    """Sends events as they come, and a sign of life after ping_s of silence, because proxies and clients drop silent
+    connections. alive: makes the sign of life; the default is a comment, but some clients count events only.
 
-    As an async context manager: the end of the body goes out at a clean end. The headers go out with the first event,
-    or after HEAD_S without one: when many requests begin together, each takes its place in the engine before the first
-    of them gets its headers. Raises ClientGoneError there, or from `put`, when the client does not read for send_s.
-
-    is_begun: the headers are out.
+    Use as an async context manager: a clean exit sends the end of the body. The headers go out with the first event or
+    after HEAD_S. When many requests start together, this delay lets all reach the engine before the first headers are
+    sent. A client that does not read for send_s raises ClientGoneError on exit or from `put`. `is_begun`: the headers
+    are out.
     """
 
     def __init__(self, send: Send, *, ping_s: float, send_s: float, alive: Callable[[], bytes] = lambda: PING):
@@ -97,7 +96,7 @@ class EventSender:
         self._alive = alive
         self._ping_s, self._send_s = ping_s, send_s
         self._last = 0.0
-        self._waiting = bytearray()  # for what is written now, or for what follows
+        self._waiting = bytearray()  # data for the current or the next write
         self._writing: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self.is_begun = False
@@ -119,11 +118,11 @@ class EventSender:
             await asyncio.gather(self._writing, return_exceptions=True)
 
     def hold(self, data: bytes) -> None:
-        """Sends it with what follows, or after HEAD_S: for the first events of a stream alone."""
+        """Sends data together with the next event, or after HEAD_S. Only for the first events of a stream."""
         self._waiting += data
 
     def put(self, data: bytes) -> None:
-        """Sends it now if the system takes it, as nearly always, else in its turn."""
+        """Sends data at once if the socket accepts it (the common case), otherwise after the pending write."""
         if not data:
             return
         self._waiting += data
@@ -151,7 +150,7 @@ class EventSender:
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _write(self, begun: Awaitable[None]) -> None:
-        """Waits for what was begun, and then for what was put meanwhile."""
+        """Finishes the pending write, then sends everything queued meanwhile."""
         await self._in_time(begun)
         while self._waiting:
             await self._in_time(self._body(self._taken()))
@@ -168,11 +167,11 @@ class EventSender:
         self._alarm = asyncio.get_running_loop().call_later(seconds, self._on_silence)
 
     def _on_silence(self) -> None:
-        """Sends the headers where they have not been sent, or a sign of life where nothing was for ping_s."""
+        """Sends the headers if still due, or a sign of life after ping_s without data."""
         left = self._ping_s
-        if self._writing is None or self._writing.done():  # else the client is slow, for which send_s counts
+        if self._writing is None or self._writing.done():  # otherwise the client is slow and send_s applies
             if self._writing is not None and self._writing.exception() is not None:
-                return  # who puts the next event hears of it
+                return  # the next `put` raises the error
             left += self._last - time.monotonic()
             if not self.is_begun or left <= 0:
                 self._waiting += self._alive() if self.is_begun else b""
@@ -182,9 +181,9 @@ class EventSender:
 
 
 class Reporting:
-    """Calls `report` every REPORT_S within this async context, until it says that there is no more to say; None: never.
+    """Calls `report` every REPORT_S inside this async context until it returns False. None: never calls.
 
-    It may raise ClientGoneError; who sends the next event hears of it.
+    A ClientGoneError from `report` is ignored here; the next event raises it again.
     """
 
     def __init__(self, report: Callable[[], bool] | None):

@@ -1,4 +1,4 @@
-"""Reading the fields of a request: null means absent, unknown ones are ignored, a wrong type is named in a 400."""
+"""Reads request fields. null means absent, unknown fields are ignored, a wrong type gives a 400 naming the field."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def wrong(name: str, value: object, expected: str) -> RequestError:
 
 
 def as_whole(value: object) -> int | None:
-    """A whole number of JSON, of which 16.0 is one, too; None for anything else."""
+    """Returns a whole number from JSON, where 16.0 counts as 16; None for anything else."""
     if isinstance(value, float) and value.is_integer():
         return int(value)
     return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 class Fields:
-    """A JSON object and its place in the request, such as `messages[0]` ("" for the whole)."""
+    """A JSON object and the place in the request where it stands, such as `messages[0]` ("" for the whole body)."""
 
     def __init__(self, value: object, place: str = ""):
         if not isinstance(value, dict):
@@ -30,20 +30,20 @@ class Fields:
         self.place = place
 
     def name(self, field: str) -> str:
-        """The field's place in the request."""
+        """Returns a field's place in the request."""
         return f"{self.place}.{field}" if self.place else field
 
     @property
     def values(self) -> dict[str, Any]:
-        """The object as it was given."""
+        """The JSON object, unchanged."""
         return self._values
 
     def names(self) -> list[str]:
-        """The names of all fields that are there."""
+        """Returns the names of all fields present."""
         return [*self._values]
 
     def given(self, field: str) -> Any:
-        """The value as it is; None where it is absent or null."""
+        """Returns the raw value; None if absent or null."""
         return self._values.get(field)
 
     def required(self, field: str, expected: str) -> Any:
@@ -68,18 +68,18 @@ class Fields:
         return value
 
     def number(self, field: str, default: float, low: float, high: float, *, above: bool = False) -> float:
-        """A number from `low` to `high`; above: not `low` itself."""
+        """Returns a number from `low` to `high`. above: excludes `low`."""
         value = self.given(field)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise wrong(self.name(field), value, "a number")
-        if not low <= value <= high or (above and value == low):  # a whole number may be too large for a float
+        if not low <= value <= high or (above and value == low):  # before conversion: it may overflow a float
             raise wrong(self.name(field), value, f"a number {'above' if above else 'from'} {low:g} to {high:g}")
         return float(value)
 
     def whole(self, field: str, default: int | None, low: int, high: int = MAX_NUMBER) -> int | None:
-        """A whole number from `low` to `high`."""
+        """Returns a whole number from `low` to `high`."""
         value = self.given(field)
         if value is None:
             return default
@@ -96,7 +96,7 @@ class Fields:
         return None if value is None else str(value)
 
     def strings(self, field: str, most: int) -> tuple[str, ...]:
-        """A string, or a list of up to `most`. Empty ones count for nothing."""
+        """Returns a string or a list of up to `most` strings. Empty strings are dropped."""
         value = self.given(field)
         if value is None:
             return ()
@@ -106,14 +106,14 @@ class Fields:
         return tuple(text for text in texts if text)
 
     def strings_by_name(self) -> dict[str, str]:
-        """The object itself, if all its values are strings."""
+        """Returns the whole object if all values are strings."""
         for name, value in self._values.items():
             if not isinstance(value, str):
                 raise wrong(self.name(name), value, "a string")
         return self._values
 
     def items(self, field: str) -> list[Any]:
-        """A list; absent: an empty one."""
+        """Returns a list; empty if absent."""
         value = self.given(field)
         if value is None:
             return []
@@ -122,17 +122,17 @@ class Fields:
         return value
 
     def objects(self, field: str) -> Iterator[Fields]:
-        """The objects of a list."""
+        """Yields the objects in a list."""
         for index, item in enumerate(self.items(field)):
             yield Fields(item, f"{self.name(field)}[{index}]")
 
     def object(self, field: str) -> Fields:
-        """An object; absent: an empty one."""
+        """Returns an object; empty if absent."""
         value = self.given(field)
         return Fields({} if value is None else value, self.name(field))
 
     def refuse(self, what: str, *fields: str) -> None:
-        """Refuses fields that ask for something the server lacks: what: "... is not supported"."""
+        """Refuses fields that ask for a missing feature. what: the message, "... is not supported"."""
         for field in fields:
             if self.given(field) not in (None, False, [], {}):
                 raise unsupported(self.name(field), what)

@@ -1,4 +1,4 @@
-"""Reading one call of a tool as Gemma 4 writes it, while a model does: `call:name{key:value,...}`."""
+"""Reads one tool call in Gemma 4's format while the model writes it: `call:name{key:value,...}`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CALL = re.compile(r"(?:call:\s*)?([\w.:/\-]{1,128})\s*\{")
 _BEGUN = re.compile(r"(?:call:\s*)?(?:[\w.:/\-]{1,128}\s*)?")
 _JSON_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _CLOSING = {"{": "}", "[": "]"}
-_WORDS = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
+_WORDS = {"True": "true", "False": "false", "None": "null"}  # Python's spelling
 
 
 @dataclass(frozen=True)
 class GemmaForm:
-    """`call:name{...}`: an object whose keys have no quotes, and whose texts stand between two QUOTEs as they are."""
+    """`call:name{...}`: an object with unquoted keys, and texts without escapes between two QUOTEs."""
 
     front: str = ""
     marks: tuple[str, ...] = (QUOTE,)
@@ -35,7 +35,7 @@ class GemmaForm:
 
 @dataclass
 class _Container:
-    """An object or an array that is open. place: in an object what comes next: a key, ":", a value or ","."""
+    """An open object or array. place: what comes next in an object: "key", ":", "value" or ","."""
 
     bracket: str
     place: str
@@ -43,8 +43,8 @@ class _Container:
 
 
 class GemmaScanner(StateScanner):
-    """Writes the arguments as JSON while they come. They are JSON whatever the model writes: a key without a value has
-    null, and a word that is no value of JSON is a text.
+    """Converts the arguments to JSON while they arrive. The result is valid JSON whatever the model writes: a key
+    without a value gets null, and a word that is not a JSON value becomes a string.
     """
 
     def __init__(self) -> None:
@@ -60,7 +60,7 @@ class GemmaScanner(StateScanner):
         return False if _BEGUN.fullmatch(self._held) else self._gives_up()
 
     def _read_item(self) -> bool:
-        """At the front of a key, a value or a sign between them."""
+        """Reads from the front of a key, a value or a separator."""
         held = self._held = self._held.lstrip()
         if not held or (len(held) < len(QUOTE) and QUOTE.startswith(held)):
             return False
@@ -104,7 +104,7 @@ class GemmaScanner(StateScanner):
         return bool(quote)
 
     def _read_word(self) -> bool:
-        """A key, a value without quotes, or a JSON string."""
+        """Reads a key, a value without quotes, or a JSON string."""
         is_key = self._open[-1].bracket == "{" and self._open[-1].place != "value"
         if self._held[0] == '"':
             if (found := _JSON_STRING.match(self._held)) is None:
@@ -122,9 +122,9 @@ class GemmaScanner(StateScanner):
         return True
 
     def _begin_item(self, *, is_key: bool = True) -> None:
-        """Writes what stands between the last item and this one. is_key: it may be one; else it gets an empty one."""
+        """Writes the separator before an item. is_key: the item may be a key; otherwise it gets an empty key."""
         container = self._open[-1]
-        if container.place in (":", ","):  # a sign was left out
+        if container.place in (":", ","):  # a separator is missing
             self._end_item()
             container.place = "key" if container.bracket == "{" else "value"
         if container.bracket == "[" or container.place == "key":
@@ -136,7 +136,7 @@ class GemmaScanner(StateScanner):
         container.place = ":" if container.place == "key" else ","
 
     def _end_item(self) -> None:
-        """A key that has no value gets null."""
+        """Ends an item. A key without a value gets null."""
         container = self._open[-1]
         if container.bracket == "{" and container.place in (":", "value"):
             self.arguments += "null" if container.place == "value" else ": null"

@@ -1,4 +1,4 @@
-"""The answer to a request for text, whole or as a stream, in the form of any API."""
+"""Answers a text request, whole or as a stream, in the format of any API."""
 
 from __future__ import annotations
 
@@ -25,37 +25,37 @@ if TYPE_CHECKING:
 
 
 class Form(Protocol):
-    """How an API writes answers. Each method but `whole` gives the bytes of no, one or several events."""
+    """How an API writes answers. Each method but `whole` returns the bytes of zero or more events."""
 
     def begin(self) -> bytes: ...
     def text(self, answer: Answer, text: str) -> bytes: ...
     def finish(self, answer: Answer) -> bytes:
-        """The answer is complete."""
+        """Writes the end of one answer."""
         ...
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        """All of them are."""
+        """Writes the end of the response, after all answers."""
         ...
 
     def error(self, body: dict[str, Any]) -> bytes: ...
     def alive(self, answer: Answer) -> bytes:
-        """An event that clients count and that says nothing. answer: one that has not ended."""
+        """Returns an empty event that clients count as a sign of life. answer: an unfinished answer."""
         ...
 
     def whole(self, answers: Sequence[Answer]) -> dict[str, Any]: ...
 
 
 class AsciiJSONResponse(JSONResponse):
-    """JSON that can hold any text of a model, half a surrogate pair included."""
+    """A JSON response that can hold any model text, even half a surrogate pair."""
 
     def render(self, content: Any) -> bytes:
         return json_text.dumps(content).encode("ascii")
 
 
 class GenerationResponse:
-    """Has the engine answer each of `asks`, and sends that in `form`. When the client goes away, the work ends.
+    """Runs the engine on each of `asks` and sends the answers in `form`. The work ends when the client leaves.
 
-    progress: makes the event that says how far a prompt was read; None: it is not wanted.
+    progress: makes the event for prefill progress; None: no such events.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class GenerationResponse:
         with ExitStack() as admitted:
             admitted.enter_context(self._service.admit(len(self._answers)))
             admitted.callback(self._note, scope)
-            # The places are free before a client knows that its answer has ended: it may ask again at once.
+            # Slots are freed before the client sees the end: it may send the next request at once.
             leave = admitted.close
             if self._stream:
                 work = self._send_events(scope, send, leave)
@@ -149,7 +149,7 @@ class GenerationResponse:
                 leave()
                 if not sender.is_begun:
                     raise
-                # Too late for a status: the stream says it.
+                # Too late for a status: the stream carries the error.
                 refusal = as_refusal(error, self._served)
                 record.error = refusal.message
                 sender.put(form.error(refusal.body(scope["path"])))
@@ -157,11 +157,11 @@ class GenerationResponse:
                 sender.put(form.end(self._answers))
 
     def _alive(self) -> bytes:
-        """Returns a sign of life for the first answer that has not ended."""
+        """Returns a sign of life for the first unfinished answer."""
         return next((self._form.alive(answer) for answer in self._answers if answer.finish_reason is None), PING)
 
     def _report(self, streams: Streams, sender: EventSender) -> Callable[[], bool] | None:
-        """Sends how far prompts were read, where that is wanted, and says whether there will be more to say."""
+        """Returns a function that sends prefill progress and tells whether more will follow; None if not requested."""
         if (progress := self._progress) is None:
             return None
         start, told = time.monotonic(), dict[int, int]()
@@ -203,8 +203,8 @@ class GenerationResponse:
 
 
 def as_refusal(error: Exception, served: Served | None) -> RequestError:
-    """Any exception as what a client is told: an unexpected one says no more than that it is ours. served: the model,
-    if it is ready.
+    """Converts any exception to the error sent to the client. An unexpected exception reveals only that it is a defect
+    in llmcl. served: the model, if ready.
     """
     if isinstance(error, RequestError):
         return error

@@ -1,4 +1,4 @@
-"""Who may use the server. Everything here is decided by a request's headers, before its body is read."""
+"""Access control. Decides by a request's headers, before the body is read."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llmcl.serve.settings import Settings, is_loopback
 
 _HOST = re.compile(
     r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]\\]+)(?::[0-9]*)?"
-)  # RFC 9110 7.2, without what is no name
-OPEN_PATHS = {"/", "/health"}  # without a key: the page asks for one itself
+)  # RFC 9110 7.2, without characters that no name has
+OPEN_PATHS = {"/", "/health"}  # open without a key: the page itself asks for the key
 
 
 class Guard:
-    """Refuses requests without a key where one is needed, and those that a web page of another origin makes.
+    """Refuses requests without a valid key (if keys are set), and requests from a web page of another origin.
 
-    A browser lets any page send requests to this machine. Such a request names the page's origin; one by a name that
-    was bent to this machine's address (DNS rebinding) names another host.
+    A browser lets any page send requests to this machine. Such a request carries the page's origin. A request through a
+    name redirected to this machine's address (DNS rebinding) carries a foreign host.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings):
@@ -47,7 +47,7 @@ class Guard:
 
     def _check(self, path: str, headers: Headers) -> None:
         host, origins = headers.get("host", ""), headers.getlist("origin")
-        # Without a host it is no browser: they always name one.
+        # No host header means no browser: browsers always send one.
         if self._is_local and not self._digests and host and not _is_loopback(host):
             raise RequestError(
                 403, f"the host {shown(host)} is not this machine; start the server with --api-key to use it from there"
@@ -67,15 +67,15 @@ class Guard:
         scheme, _, token = headers.get("authorization", "").partition(" ")
         given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
         digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # all of them, in any case
+        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # checks every key: constant time
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether a Host header names this machine. One that no browser writes names none."""
+    """Returns whether a Host header names this machine. False for a header that no browser sends."""
     named = _HOST.fullmatch(host)
     return named is not None and is_loopback(named["name"])
 
 
 def _origins(host: str) -> tuple[str, str]:
-    """The origins of a page that comes from here, perhaps through a proxy that has TLS."""
+    """Returns the origins of a page served from here, possibly through a TLS proxy."""
     return f"http://{host}", f"https://{host}"

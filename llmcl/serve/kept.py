@@ -1,4 +1,4 @@
-"""Conversations of /v1/responses that later requests go on from, in memory."""
+"""Keeps conversations of /v1/responses in memory, for later requests to continue."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Messages = list[dict[str, Any]]
 
 
 class Kept:
-    """The conversations that were used last, within a number and a size."""
+    """The most recently used conversations, limited by count and size."""
 
     def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS):
         self._most, self._most_characters = most, most_characters
@@ -23,7 +23,9 @@ class Kept:
         return len(self._conversations)
 
     def add(self, name: str, messages: Messages) -> None:
-        """Keeps a conversation, and forgets others where there is no room. One that is too large is not kept."""
+        """Stores a conversation and evicts the oldest while over the limits. A conversation above the size limit is not
+        kept.
+        """
         size = _size(messages)
         if size > self._most_characters:
             return
@@ -34,7 +36,7 @@ class Kept:
             self._n_characters -= forgotten
 
     def get(self, name: str) -> Messages | None:
-        """The conversation that ends with this response; None where it is not kept."""
+        """Returns the conversation that ended with response `name`; None if not kept."""
         if name not in self._conversations:
             return None
         self._conversations.move_to_end(name)
@@ -42,7 +44,7 @@ class Kept:
 
 
 def _size(value: Any) -> int:
-    """Characters of all texts, and some for what holds them."""
+    """Estimates a value's size: characters of all texts, plus overhead for containers."""
     if isinstance(value, str):
         return len(value) + 50
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Log-probabilities of tokens, in the forms of OpenAI's APIs."""
+"""Log-probabilities of tokens, in the formats of OpenAI's APIs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from llmcl.ops.logprobs import LogProb
     from llmcl.tokenizer import Tokenizer
 
-MAX_TOP = 20  # alternatives, OpenAI's and ours
-_LEAST = -9999.0  # OpenAI's word for a probability of 0, which JSON has no logarithm of
+MAX_TOP = 20  # alternatives per token, the same limit as OpenAI
+_LEAST = -9999.0  # OpenAI's value for probability 0; JSON has no infinity
 
 
 class _Offsets:
-    """Where tokens begin in a text that has characters before them. Parts of a character begin where it does."""
+    """Computes each token's offset in a text with `n_before` characters before it. Tokens inside one character share an
+    offset.
+    """
 
     def __init__(self, tokenizer: Tokenizer, n_before: int):
         self._detokenizer = tokenizer.detokenizer()
@@ -29,7 +31,7 @@ class _Offsets:
 
 
 class LogProbWriter:
-    """Writes the log-probabilities of an answer's tokens, each once, as they come."""
+    """Writes the log-probabilities of an answer's tokens as they come, each once."""
 
     def __init__(self, tokenizer: Tokenizer):
         self._tokenizer = tokenizer
@@ -37,14 +39,15 @@ class LogProbWriter:
         self._offsets: dict[int, _Offsets] = {}
 
     def chat(self, answer: Answer) -> dict[str, Any]:
-        """Of the tokens that came since the last call, for /v1/chat/completions."""
+        """Returns the tokens since the last call, for /v1/chat/completions."""
         return {"content": [self._entry(logprob) for logprob in self._new(answer)], "refusal": None}
 
     def completion(self, answer: Answer) -> dict[str, Any]:
-        """The same for /v1/completions, with the tokens of a prompt that is echoed first.
+        """Returns the tokens since the last call, for /v1/completions. With an echoed prompt, the prompt tokens come
+        first.
 
-        text_offset: where a token begins in the text of prompt and answer. Of the first token of a prompt nothing comes
-        before, so its values are null.
+        text_offset: where a token begins in the text of prompt and answer. The first prompt token has no predecessor,
+        so the values are null.
         """
         made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
@@ -65,8 +68,8 @@ class LogProbWriter:
         return made
 
     def _top(self, logprob: LogProb) -> dict[str, float]:
-        """The most likely tokens and, as OpenAI has it, the one that came, if any are wanted. Of several with one text
-        (parts of characters) the likeliest.
+        """Returns the most likely tokens and, as in OpenAI's API, the sampled token; empty if no alternatives are
+        wanted. When several tokens share a text (parts of a character), the likeliest counts.
         """
         found: dict[str, float] = {}
         for token, value in (*logprob.top, (logprob.token, logprob.logprob)) if logprob.top else ():
@@ -83,7 +86,7 @@ class LogProbWriter:
         return {**self._value(logprob.token, logprob.logprob), "top_logprobs": top}
 
     def _value(self, token: int, value: float) -> dict[str, Any]:
-        data = [*self._tokenizer.token_bytes(token)]  # of half a character, more than the text shows
+        data = [*self._tokenizer.token_bytes(token)]  # half a character has bytes that the text cannot show
         return {"token": self._text(token), "logprob": max(value, _LEAST), "bytes": data}
 
     def _text(self, token: int) -> str:

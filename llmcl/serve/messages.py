@@ -27,11 +27,11 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Thought
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
-_MAX_TRIES = 64  # commas from the end of cut arguments, the last of which that is not in a text ends a complete one
+_MAX_TRIES = 64  # commas tried from the end of cut arguments; the last comma outside a string ends complete arguments
 
 
 async def messages(request: Request, service: Service) -> GenerationResponse:
-    """Answers a conversation; see docs/guide/server.md for the fields."""
+    """Answers a conversation. docs/guide/server.md lists the fields."""
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.required("max_tokens", "a whole number")
@@ -55,7 +55,7 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
 
 
 async def count_tokens(request: Request, service: Service) -> Response:
-    """How long the prompt of a conversation is."""
+    """Counts a conversation's prompt tokens."""
     served = service.served()
     fields = await read_fields(request, service.settings)
     _refuse_what_is_missing(fields)
@@ -66,7 +66,7 @@ async def count_tokens(request: Request, service: Service) -> Response:
 
 
 def _ending(said: list[dict[str, Any]]) -> Ending:
-    """An answer goes on from an assistant's message at the end."""
+    """Returns how the prompt ends: an assistant message at the end is continued."""
     if said[-1]["role"] != "assistant":
         return "answer"
     check_goes_on(said, "messages")
@@ -83,7 +83,7 @@ def _refuse_what_is_missing(fields: Fields) -> None:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    """What the chat template is to see of `thinking` and `effort`."""
+    """Returns the template variables for `thinking` and `effort`."""
     kind = fields.object("thinking").one_of("type", "enabled", "disabled", "adaptive")
     return thinking({"enabled": True, "disabled": False}.get(kind or ""), fields.object("output_config").text("effort"))
 
@@ -94,7 +94,7 @@ def _budget(fields: Fields) -> int | None:
 
 
 class MessageForm:
-    """A message, and the events of one."""
+    """Writes a message object and the events of a streamed message."""
 
     def __init__(self, model: str, n_prompt: int, max_tokens: int, tokenizer: Tokenizer):
         self._head = {"id": "msg_" + secrets.token_hex(12), "type": "message", "role": "assistant", "model": model}
@@ -102,9 +102,9 @@ class MessageForm:
         self._max_tokens = max_tokens
         self._tokenizer = tokenizer
         self._blocks: list[dict[str, Any]] = []
-        self._is_open = False  # the last block
-        self._arguments = ""  # of it
-        self._is_complete = False  # they are
+        self._is_open = False  # whether the last block is open
+        self._arguments = ""  # arguments in the last block
+        self._is_complete = False  # whether the arguments are complete
 
     def begin(self) -> bytes:
         nothing: dict[str, Any] = {"content": [], "stop_reason": None, "stop_sequence": None}
@@ -122,7 +122,7 @@ class MessageForm:
         return rest + self._close() + _event(ending)
 
     def _part(self, part: Part) -> bytes:
-        """The events of a part, which also becomes part of `_blocks`."""
+        """Returns a part's events and adds the part to `_blocks`."""
         if isinstance(part, CallPart):
             block = {"type": "tool_use", "id": part.call.id, "name": part.call.name, "input": {}}
             begun = self._opened(block) if part.is_first else b""
@@ -143,7 +143,7 @@ class MessageForm:
         return _event({"type": "content_block_delta", "index": len(self._blocks) - 1, "delta": delta})
 
     def _opened(self, block: dict[str, Any], unless: str | None = None) -> bytes:
-        """Ends the block before, and begins one; unless: not where one of this type is open."""
+        """Ends the previous block and begins a new one. unless: does nothing while a block of this type is open."""
         if self._is_open and self._blocks[-1]["type"] == unless:
             return b""
         ended = self._close()
@@ -177,7 +177,7 @@ class MessageForm:
         return {**self._head, "content": self._blocks, **self._ending(answer), "usage": self._usage(answer)}
 
     def _usage(self, answer: Answer) -> dict[str, int]:
-        """As Anthropic counts: cached tokens are no part of input_tokens."""
+        """Counts like Anthropic: cached tokens are not part of input_tokens."""
         return {
             "input_tokens": self._n_prompt - answer.cached_tokens,
             "cache_read_input_tokens": answer.cached_tokens,
@@ -201,8 +201,8 @@ def _event(data: dict[str, Any]) -> bytes:
 
 
 def _object(arguments: str, *, is_complete: bool) -> dict[str, Any]:
-    """Arguments as the API has them. What is no object (a model's own mistake) is shown as it was written; those of a
-    call that was cut are the ones that were complete.
+    """Parses arguments for the API. Arguments that are not an object (a model's mistake) are shown as written. A cut
+    call keeps only the complete arguments.
     """
     tries = [arguments or "{}"]
     if not is_complete:

@@ -1,4 +1,4 @@
-"""What a server counts, for Prometheus. Names that begin with `llamacpp:` mean what they mean in llama-server."""
+"""Server metrics for Prometheus. Names beginning with `llamacpp:` mean the same as in llama-server."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ _TBT_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
 
 
 class Metrics:
-    """Counters of one server, in a registry of its own.
+    """Counters of one server, in a separate registry.
 
-    engine: those of the engine; None before there is one. places: sequences that are answered, and that wait.
+    engine: returns the engine's counters; None before the engine is there. places: returns how many sequences are
+    running and how many wait.
     """
 
     def __init__(
@@ -42,12 +43,12 @@ class Metrics:
         registry.register(_OfEngine(engine))
 
     def show(self) -> bytes:
-        """All of them in Prometheus' text format."""
+        """Returns all metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
 class _Times(Collector):
-    """Histograms that are written for each token, which those of prometheus_client take longer for."""
+    """Histograms updated for each token; prometheus_client's own are slower."""
 
     def __init__(self, metrics: Metrics):
         self._metrics = metrics
@@ -58,7 +59,7 @@ class _Times(Collector):
 
 
 class _Places(Collector):
-    """How many sequences are under way, counted when somebody asks."""
+    """How many sequences are under way, counted when scraped."""
 
     def __init__(self, places: Callable[[], tuple[int, int]]):
         self._places = places
@@ -70,7 +71,7 @@ class _Places(Collector):
 
 
 class _OfEngine(Collector):
-    """What the engine counts, in Prometheus' words, whenever it is asked for."""
+    """The engine's counters as Prometheus metrics, read when scraped."""
 
     def __init__(self, engine: Callable[[], engine_metrics.EngineMetrics | None]):
         self._engine = engine

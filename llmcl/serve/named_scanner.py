@@ -1,4 +1,4 @@
-"""Reading one call of a tool whose name stands in front of a JSON object with its arguments, as DeepSeek's write it."""
+"""Reads one tool call whose name precedes a JSON object with the arguments, as in DeepSeek's format."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from llmcl.serve.tools import Schemas
 
 _NAME = re.compile(r"[\w.:/\-]{1,128}")
 _NUMBERED = re.compile(r"(?:functions\.)?(?P<name>[^:]+):\d+")
-_MOST = 300  # characters before the arguments, marks included
+_MOST = 300  # most characters before the arguments, marks included
 
 
 @dataclass(frozen=True)
 class NamedForm:
-    """front, kind, separator, the name, `before`, the arguments, behind, end. kind, before and behind: texts between.
+    """Format: front, kind, separator, name, `before`, arguments, `behind`, end.
 
-    Calls without a kind have the name in its place: front, the name, separator, before, the arguments, behind, end.
-    Both are read, whichever of them it is. is_numbered: the name is an id such as `functions.weather:0`.
+    Calls without a kind have the name in place of the kind: front, name, separator, `before`, arguments, `behind`, end.
+    The scanner accepts both orders.
     """
 
     front: str
     separator: str
     end: str
     kind: str = ""
-    before: str = ""
-    behind: str = ""
-    is_numbered: bool = False
+    before: str = ""  # text between the name and the arguments
+    behind: str = ""  # text between the arguments and the end
+    is_numbered: bool = False  # the name is an id such as `functions.weather:0`
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -42,13 +42,15 @@ class NamedForm:
         return NamedScanner(self)
 
     def around(self, name: str) -> tuple[str, str]:
-        """What stands before and behind the arguments of a call. A number is to be put between name and separator."""
+        """Returns the text before and after the arguments of a call. A numbered call needs a number between name and
+        separator.
+        """
         head = f"{self.kind}{self.separator}{name}" if self.kind else f"{name}{self.separator}"
         return f"{self.front}{head}{self.before}", f"{self.behind}{self.end}"
 
 
 class NamedScanner(StateScanner):
-    """Gives the arguments as they are written."""
+    """Passes the arguments on as written."""
 
     def __init__(self, form: NamedForm):
         super().__init__(self._read_name)
@@ -56,7 +58,7 @@ class NamedScanner(StateScanner):
         self._object = CallScanner()
 
     def _read_name(self) -> bool:
-        """Up to the arguments, or to the end of a call that has none."""
+        """Reads up to the arguments, or to the end of a call without arguments."""
         found = [at for mark in ("{", self._form.end) if (at := self._held.find(mark)) >= 0]
         if not found:
             return self._gives_up() if len(self._held) > _MOST else False
@@ -79,7 +81,7 @@ class NamedScanner(StateScanner):
         return self._object.done
 
     def _read_end(self) -> bool:
-        """What stands before the end counts for nothing."""
+        """Reads up to the end mark and ignores the text before it."""
         _, end, rest = self._held.partition(self._form.end)
         if end:
             self.done, self._held = True, rest

@@ -1,6 +1,6 @@
-"""GET /openapi.json: what each path takes and gives, for programs (OpenAPI 3.1).
+"""GET /openapi.json: a machine-readable description of each path (OpenAPI 3.1).
 
-Fields that are not listed are ignored, so they may be there. null is as left out.
+The server ignores unlisted fields, so extra fields are allowed. null means absent.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _tools(kind: str, parameters: str, *, nested: bool = False) -> Schema:
 
 
 _ENDING: dict[str, Schema] = {"add_generation_prompt": _FLAG, "continue_final_message": _FLAG}
-_VARIABLES = _or_null("object", properties={"enable_thinking": _FLAG})  # and what else a template reads
+_VARIABLES = _or_null("object", properties={"enable_thinking": _FLAG})  # and any other template variable
 _BUDGET_OF_THOUGHTS = {name: _or_null("integer", minimum=-1, maximum=MAX_INT) for name in BUDGETS}
 _TOOL_USE: dict[str, Schema] = {
     "tool_choice": {"enum": [None, "none", "auto", "required"]},
@@ -128,7 +128,7 @@ _ANTHROPIC_MESSAGE = _object({"role": {"enum": ["user", "assistant"]}, "content"
 _PROMPT = {"oneOf": [_TEXT, _some(MAX_ANSWERS, _TEXT), _list(_ID, minItems=1), _some(8, _list(_ID, minItems=1))]}
 _ANTHROPIC = {"model": _or_null("string"), "system": {"oneOf": [{"type": "null"}, _parts("text")]}}
 
-# Path: what it does, the body that it takes, and what it answers with 200; other than JSON by its media type.
+# Path -> summary, request schema, and schema of the 200 response (JSON; other media types are named).
 _BODIES: dict[str, tuple[str, Schema, Schema]] = {
     "/v1/chat/completions": (
         "The answer to a conversation, as OpenAI's API has it.",
@@ -262,9 +262,9 @@ _ERROR = _object({"error": _object({"message": _TEXT, "type": _TEXT}, "message",
 
 
 def describe(vocab_size: int, most_answers: int) -> Schema:
-    """The whole description. most_answers: sequences that may be under way."""
+    """Returns the whole description. most_answers: how many sequences may be under way."""
     bias = {"type": "number", "minimum": -100, "maximum": 100}
-    first = {str(i): bias for i in range(min(vocab_size, 8))}  # a pattern for all of them slows fuzzers down
+    first = {str(i): bias for i in range(min(vocab_size, 8))}  # listing all ids would slow fuzzers down
     schemas = {
         "TokenId": {"type": "integer", "minimum": 0, "maximum": vocab_size - 1},
         "LogitBias": _or_null("object", properties=first, additionalProperties=bias),
@@ -277,7 +277,7 @@ def describe(vocab_size: int, most_answers: int) -> Schema:
     for path, (summary, body, schema) in _BODIES.items():
         answers: Schema = {"application/json": {"schema": schema}}
         if "stream" in body["properties"]:
-            answers["text/event-stream"] = {"schema": {}}  # some programs take it for the schema of each event
+            answers["text/event-stream"] = {"schema": {}}  # some programs apply a schema here to each event
         asked = {"required": True, "content": {"application/json": {"schema": body}}}
         paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": _responses(answers)}}
     return {
@@ -296,5 +296,5 @@ def _responses(answers: Schema) -> Schema:
 
 
 async def openapi(request: Request, service: Service) -> Response:
-    """As far as it depends on the model, for the one that is loaded."""
+    """Returns the description, with the limits of the loaded model."""
     return JSONResponse(describe(service.served().vocab_size, service.settings.max_in_flight))

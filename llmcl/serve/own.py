@@ -1,4 +1,4 @@
-"""What is no part of another's API, or says what the server is: health, metrics, models, tokens and templates."""
+"""Endpoints of llmcl itself or about the server: health, metrics, models, tokens and templates."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from llmcl.serve.service import Service
 
 
 async def health(request: Request, service: Service) -> Response:
-    """200 when requests are answered; 503 while the model loads, or when the server stops, with what it is doing."""
+    """Answers 200 once requests are served. Answers 503 with the current activity while loading or stopping."""
     status, body = service.health()
     return JSONResponse(body, status)
 
@@ -46,9 +46,9 @@ async def props(request: Request, service: Service) -> Response:
 
 
 async def models(request: Request, service: Service) -> Response:
-    """The model, in the form of whose client asks: Anthropic's name a version of their API, Codex one of its own.
+    """Lists the model in the client's format. Anthropic's clients send an API version, Codex sends a client version.
 
-    Codex wants models' abilities in a list beside the other one, and takes those that it knows where that is empty.
+    Codex expects a second list with model abilities, and falls back to built-in knowledge if the list is empty.
     """
     served = service.served()
     if "anthropic-version" in request.headers:
@@ -86,7 +86,9 @@ async def embeddings(request: Request, service: Service) -> Response:
 
 
 async def tokenize(request: Request, service: Service) -> Response:
-    """{"content": text, "add_special": false, "with_pieces": false} -> {"tokens": ids}, or each with its text."""
+    """{"content": text, "add_special": false, "with_pieces": false} -> {"tokens": ids}; with_pieces adds each token's
+    text.
+    """
     served = service.served()
     fields = await read_fields(request, service.settings)
     if (text := fields.text("content")) is None:
@@ -102,7 +104,7 @@ async def tokenize(request: Request, service: Service) -> Response:
 
 
 def _with_piece(served: Served, token_id: int) -> dict[str, Any]:
-    """As llama-server writes it: bytes that are no text by themselves are a list of numbers."""
+    """Writes a token in llama-server's format: bytes that are not valid text become a list of numbers."""
     data = served.tokenizer.token_bytes(token_id)
     try:
         piece: str | list[int] = data.decode() if data else served.tokenizer.token(token_id) or ""
@@ -127,7 +129,7 @@ async def detokenize(request: Request, service: Service) -> Response:
 
 
 async def apply_template(request: Request, service: Service) -> Response:
-    """{"messages": ...} -> {"prompt": the text that the model reads}."""
+    """{"messages": ...} -> {"prompt": the text for the model}."""
     served = service.served()
     fields = await read_fields(request, service.settings)
     messages, variables = openai_messages(fields), template_variables(fields)

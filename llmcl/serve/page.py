@@ -1,4 +1,4 @@
-"""The page at `/`: one file, with a policy that lets nothing but its own script and style run."""
+"""The page at `/`: one file, whose policy allows only the page's own script and style."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmcl.serve.service import Service
 
 
 async def page(request: Request, service: Service) -> Response:
-    """A conversation with the model, in a browser."""
+    """Serves a chat page for browsers."""
     text, policy = _page()
     return HTMLResponse(
         text,
@@ -25,7 +25,7 @@ async def page(request: Request, service: Service) -> Response:
 
 @cache
 def _page() -> tuple[str, str]:
-    """The page and its content security policy, which names script and style by their hashes."""
+    """Returns the page and a content security policy with the hashes of script and style."""
     text = files("llmcl.serve").joinpath("page.html").read_text(encoding="utf-8")
 
     def hash_of(tag: str) -> str:

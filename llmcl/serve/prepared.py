@@ -1,4 +1,4 @@
-"""A conversation's prompt, what its answer is to match, and what reads the answer: the same for every API."""
+"""Prepares a conversation for any API: the prompt, the answer's grammar, and the reader of the answer."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from llmcl.tokenizer.special_markers import special_markers
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
-# How much of an answer an effort is, as OpenRouter has it.
+# Share of the answer's tokens per effort, with OpenRouter's values.
 _SHARES: dict[Any, float] = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95, "max": 0.95}
-_TAIL = 8  # tokens at the end of a prompt, where a template opens a thought
+_TAIL = 8  # prompt tokens checked for an opened thought
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """options: `schema`, `regex` or `grammar` of `LLM.stream`, or none. budget: of the thoughts that `reader` knows."""
+    """A prepared conversation."""
 
     prompt: list[int]
-    options: Mapping[str, Any]
+    options: Mapping[str, Any]  # `schema`, `regex` or `grammar` of `LLM.stream`, or empty
     reader: Callable[[], AnswerParts] | None
-    budget: ThoughtBudget | None = None
+    budget: ThoughtBudget | None = None  # limit on the thoughts that `reader` recognises
 
 
 @dataclass(frozen=True)
 class _Habits:
-    """How a model writes its answers, as far as its chat template tells. special: texts of special tokens, by ids."""
+    """How a model writes answers, judging by the chat template. special: token id -> text of special tokens."""
 
     in_channels: bool
     marks: ThoughtMarks
@@ -47,7 +47,7 @@ class _Habits:
     family: ToolFamily
 
     @staticmethod
-    @lru_cache(4)  # templates are long to search
+    @lru_cache(4)  # searching a template is slow
     def of(tokenizer: Tokenizer, template: str | None) -> _Habits:
         marks = thought_marks(template)
         return _Habits(has_channels(template), marks, special_markers(marks.markers, tokenizer), family_of(template))
@@ -62,8 +62,8 @@ async def encode_with_tools(
     ending: Ending = "answer",
     counted: bool = False,
 ) -> list[int]:
-    """The prompt of a conversation in which tools may be called. variables: what else the template is to see. ending,
-    counted: as of `Served.encode_chat`.
+    """Returns the prompt ids of a conversation with tools. variables: extra template variables. ending, counted: see
+    `Served.encode_chat`.
     """
     template = served.tokenizer.chat_template
     tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
@@ -82,9 +82,11 @@ async def prepare(
     most: int | None = None,
     budget: int | None = None,
 ) -> Prepared:
-    """structure: the option of `LLM.stream` that says what the answer is to match, if it calls no tools. variables:
-    what else the chat template is to see. ending: of the prompt. most: tokens that the answer may have. budget: those
-    that the model may think; None: by its effort, where the template does not read that.
+    """Prepares the prompt, grammar and reader of an answer.
+
+    structure: the option of `LLM.stream` that constrains the answer unless it calls tools. variables: extra template
+    variables. ending: how the prompt ends. most: the most tokens the answer may have. budget: the most tokens of
+    thought; None: derived from the effort, unless the template reads the effort.
 
     Raises RequestError for tools whose calls cannot be constrained.
     """
@@ -92,7 +94,7 @@ async def prepare(
     prompt = await encode_with_tools(served, messages, use, variables, ending=ending)
     habits = _Habits.of(tokenizer, tokenizer.chat_template)
     marks, special, family = habits.marks, habits.special, habits.family
-    in_channels = habits.in_channels and ending != "within"  # the last message goes on in its channel
+    in_channels = habits.in_channels and ending != "within"  # a continued message stays in its channel
     tail = "".join(special.get(token, "") or tokenizer.decode([token]) for token in prompt[-_TAIL:])
     thinks = tail.rstrip().endswith(marks.begin)
     schema = structure.get("schema")
@@ -112,7 +114,7 @@ async def prepare(
         if in_channels:
             return Prepared([*prompt, *tokenizer.encode(FINAL, add_special_tokens=False)], structure, None)
         thinks = False  # the answer begins at once
-    after = structure  # what follows thoughts that the server ended is to match
+    after = structure  # constraint for the text after thoughts that the server ended
     if use.is_constrained or (schema is not None and (use.tools or thinks or in_channels)):
         param = "tools" if use.tools else "response_format"
         if in_channels:

@@ -1,4 +1,4 @@
-"""Reading one call of a tool that is written as Python writes calls, while a model writes it."""
+"""Reads one tool call in Python syntax while a model writes it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcl.serve.tools import Schemas
 
 _CALL, _BEGUN = re.compile(r"[\w.\-]+\s*\("), re.compile(r"([\w.\-]+\s*)?")
 _NAME = re.compile(r"[\w.\-]{1,128}")
-MAX_LITERAL = 1 << 16  # characters of a value that Python's parser is given
+MAX_LITERAL = 1 << 16  # longest value in characters passed to Python's parser
 
 
 @dataclass(frozen=True)
@@ -31,16 +31,16 @@ class PythonForm:
 
 
 class PythonScanner(CharacterScanner):
-    """Reads `name(key=value, ...)`. Each argument becomes JSON once it is complete; what has no key counts for nothing.
+    """Reads `name(key=value, ...)`. Each argument becomes JSON once complete; arguments without a key are ignored.
 
-    It is done without a name where the text turns out to be no call.
+    When the text turns out to be no call, `done` is set while `name` is None.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.arguments = ""
         self._key = ""
-        self._start = 0  # of the key or value
+        self._start = 0  # start of the current key or value
         self._in_value = False
         self._depth = 0
         self._quote = ""
@@ -83,7 +83,9 @@ class PythonScanner(CharacterScanner):
 
 
 def _as_json(text: str) -> str:
-    """A value as JSON, which some models write in the first place; what is neither is a string."""
+    """Converts a value to JSON. Some models write JSON already; a value that is neither JSON nor Python becomes a
+    string.
+    """
     text = text.strip()
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

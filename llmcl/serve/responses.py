@@ -1,4 +1,4 @@
-"""POST /v1/responses, OpenAI's newer API. A request brings its whole conversation, or goes on from a response."""
+"""POST /v1/responses, OpenAI's newer API. A request brings the whole conversation or continues a stored response."""
 
 from __future__ import annotations
 
@@ -29,9 +29,10 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Said, Thought
 
 
 async def responses(request: Request, service: Service) -> ASGIApp:
-    """Answers a conversation; see docs/guide/server.md for the fields.
+    """Answers a conversation. docs/guide/server.md lists the fields.
 
-    Codex shortens a conversation where a stream says that it failed by its length, and gives up at a status of 400.
+    When the prompt is too long, Codex shortens the conversation if the stream reports the failure, but gives up at
+    status 400. So Codex gets a stream.
     """
     served = service.served()
     fields = await read_fields(request, service.settings)
@@ -50,7 +51,7 @@ async def responses(request: Request, service: Service) -> ASGIApp:
 
 async def _answer(fields: Fields, served: Served, service: Service) -> GenerationResponse:
     messages = responses_messages(fields)
-    n_instructions = bool(fields.text("instructions"))  # those of an earlier response do not count
+    n_instructions = bool(fields.text("instructions"))  # instructions of an earlier response do not count
     messages[n_instructions:n_instructions] = _earlier(fields, service)
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
@@ -75,7 +76,7 @@ async def _answer(fields: Fields, served: Served, service: Service) -> Generatio
 
 
 def _earlier(fields: Fields, service: Service) -> list[dict[str, Any]]:
-    """The conversation that the request goes on from."""
+    """Returns the stored conversation that the request continues."""
     if (name := fields.text("previous_response_id")) is None:
         return []
     if (messages := service.kept.get(name)) is None:
@@ -101,7 +102,7 @@ def _refuse_what_is_missing(fields: Fields) -> None:
 
 
 class ResponseForm:
-    """A response object with items (thoughts, a message, calls of functions), and the numbered events of one."""
+    """Writes a response object with items (thoughts, a message, function calls), and a stream's numbered events."""
 
     def __init__(
         self,
@@ -113,12 +114,12 @@ class ResponseForm:
         use: ToolUse = NO_TOOLS,
         keep: Callable[[str, Answer], None] | None = None,
     ):
-        """keep: takes note of the whole answer to the response of this id; None: it is not stored."""
+        """keep: stores the whole answer under the response id; None: nothing is stored."""
         self._keep = keep
         self._n_prompt = n_prompt
         self._n_events = 0
         self._items: list[dict[str, Any]] = []
-        self._is_open = False  # the last item
+        self._is_open = False  # whether the last item is open
         format = fields.object("text").object("format").values
         choice = fields.given("tool_choice")
         self._head = {
@@ -228,7 +229,7 @@ class ResponseForm:
         return begun + self._event("response.output_text.delta", **self._place(), delta=part.text, logprobs=[])
 
     def _opened(self, kind: str, part: CallPart | None = None) -> bytes:
-        """Ends the item before, and begins one."""
+        """Ends the previous item and begins a new one."""
         ended = self._close("completed")
         item: dict[str, Any] = {"type": kind, "status": "in_progress"}
         content: list[dict[str, Any]] = []
@@ -250,7 +251,7 @@ class ResponseForm:
         return ended + begun
 
     def _close(self, status: str) -> bytes:
-        """Ends the item that is open, if one is."""
+        """Ends the open item, if any."""
         if not self._is_open:
             return b""
         self._is_open = False

@@ -1,4 +1,4 @@
-"""A server's life: it listens at once, loads the model beside, answers, and on a signal lets answers end."""
+"""A server's life: listens at once, loads the model in a thread, serves, and lets answers finish after a signal."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from llmcl.serve.service import Service
 from llmcl.serve.settings import Settings
 
 MOST_FILES = 1 << 16
-NOTE_S = 10.0  # between two notes of the same
+NOTE_S = 10.0  # between two identical warnings
 _log = logging.getLogger(__name__)
-_TRIES = 8  # to find a port that is free on all addresses
+_TRIES = 8  # attempts to find a port free on all addresses
 
 
 def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
-    """Serves until a signal comes. load: makes the model, in a thread of its own. Raises what it raised."""
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # it warns of writes to clients that left
+    """Serves until a signal comes. load: builds the model, in a separate thread. Raises any error from `load`."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # asyncio warns about writes to clients that left
     listening = listen(settings.host, settings.port)
     allow_connections()
     service = Service(settings)
@@ -51,8 +51,8 @@ def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen on all addresses of a name, on one port; 0: any that is free. Addresses that this machine
-    does not have are left out. Raises UsageError where it can listen on none, or where another one is taken.
+    """Opens sockets on all addresses of a host name, on one port; 0 picks a free port. Skips addresses that this
+    machine does not have. Raises UsageError if no address is usable or the port is taken.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -61,10 +61,10 @@ def listen(host: str, port: int) -> list[socket.socket]:
             try:
                 return _listen(addresses)
             except OSError as error:
-                if error.errno != errno.EADDRINUSE or not left:  # a port that is free on one address need not be on all
+                if error.errno != errno.EADDRINUSE or not left:  # a port free on one address may be taken on another
                     raise
         raise AssertionError
-    except (OSError, ValueError) as error:  # of a name that is none: UnicodeError
+    except (OSError, ValueError) as error:  # an invalid name raises UnicodeError
         reason = one_line(getattr(error, "strerror", None) or error)
         raise UsageError(
             f"--host {one_line(host)} --port {port}: cannot listen there ({reason}); give another port"
@@ -78,7 +78,7 @@ def _listen(addresses: Sequence[tuple[socket.AddressFamily, Any]]) -> list[socke
         for family, (host, port, *more) in addresses:
             if listening:
                 port = listening[0].getsockname()[1]
-            # :: alone stands for those of IPv4, too.
+            # A lone :: covers IPv4, too.
             both = family == socket.AF_INET6 and len(addresses) == 1 and socket.has_dualstack_ipv6()
             try:
                 made = socket.create_server((host, port, *more), family=family, backlog=1024, dualstack_ipv6=both)
@@ -96,7 +96,9 @@ def _listen(addresses: Sequence[tuple[socket.AddressFamily, Any]]) -> list[socke
 
 
 def allow_connections() -> None:
-    """Takes as many open files as the system lets this process have: idle connections are some, and 1024 is common."""
+    """Raises the limit on open files as far as the system allows: each idle connection needs a file, and 1024 is a
+    common limit.
+    """
     with suppress(ImportError, ValueError, OSError):
         import resource
 
@@ -107,21 +109,21 @@ def allow_connections() -> None:
 
 
 def start_loading(service: Service, load: Callable[[Progress], Served]) -> None:
-    """Loads the model in a thread for which the end of the program does not wait."""
+    """Loads the model in a daemon thread, so the program can exit without waiting."""
 
     def work() -> None:
         try:
             service.ready(load(service.progress))
-        except BaseException as error:  # it is raised where the server ends
+        except BaseException as error:  # raised again when the server ends
             service.fail(error)
 
     Thread(target=work, name="loading", daemon=True).start()
 
 
 class Server(uvicorn.Server):
-    """Ends by itself once it was told to stop and nothing is under way, or drain_s later. A second signal ends it now.
+    """Stops once asked to and nothing is under way, or drain_s later. A second signal stops at once.
 
-    It never raises the signal again: an end that was asked for is none to complain about.
+    Does not raise the signal again, since the stop was requested.
     """
 
     def __init__(self, service: Service):
@@ -151,8 +153,9 @@ class Server(uvicorn.Server):
         await super().serve(sockets)
 
     def _note(self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-        """What the loop has to say. Where there are no more files it says so of each of the connections that wait, at
-        length and every second; each time it then wants to listen again, even to a socket that was closed since.
+        """Handles loop errors. When no more files can be opened, asyncio logs at length every second for each waiting
+        connection, then tries to listen again even on a socket closed meanwhile. So a short warning replaces these
+        errors.
         """
         if isinstance(context.get("exception"), OSError) and context["exception"].errno in NO_MORE_FILES:
             if (now := time.monotonic()) > self._noted + NOTE_S:
@@ -163,12 +166,12 @@ class Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """As uvicorn's. A terminal that goes away is a signal to stop, too, unless that was ignored (nohup)."""
-        hang_up = getattr(signal, "SIGHUP", None)  # Windows has none
+        """Extends uvicorn's handling: a closed terminal (SIGHUP) also stops the server, unless ignored (nohup)."""
+        hang_up = getattr(signal, "SIGHUP", None)  # None on Windows
         takes_signals = current_thread() is main_thread()
         with ExitStack() as after, super().capture_signals():
             if takes_signals and hang_up is not None and signal.getsignal(hang_up) is not signal.SIG_IGN:
-                # It may come twice, from the terminal and from the shell.
+                # SIGHUP may come twice, from the terminal and from the shell.
                 after.callback(signal.signal, hang_up, signal.signal(hang_up, lambda *_: self._service.stop()))
             yield
 
@@ -186,27 +189,27 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
 
-# A request target as those who talk to a proxy write it, RFC 9112 3.2.2.
+# A request target in absolute form, as sent to a proxy, RFC 9112 3.2.2.
 _ABSOLUTE_FORM = re.compile(rb"(?i:https?)://(?P<host>[^/?#@]+)(?P<target>(?:[/?][^#]*)?)")
 _OF_FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding"})
 
 
 class _Connection(h11.Connection):
-    """Frames the pieces of a body as h11 framed the first of them, in a fraction of the time. Headers go out with what
-    follows them, in one write. Requests are in origin form, whichever they came in.
+    """Frames body chunks like h11, in a fraction of the time. Headers go out in one write with the data that follows.
+    Request targets are converted to origin form.
     """
 
-    _is_chunked = False  # of the body that is sent
-    _head = b""  # that is to be sent
+    _is_chunked = False  # whether the response body is chunked
+    _head = b""  # headers still to be sent
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request) and {b"content-length", b"transfer-encoding"} <= {*dict(event.headers)}:
-            raise h11.RemoteProtocolError("two lengths")  # a proxy may believe the other one: RFC 9112 6.1
+            raise h11.RemoteProtocolError("two lengths")  # a proxy may trust the other length: RFC 9112 6.1
         if isinstance(event, h11.Request) and (named := _ABSOLUTE_FORM.fullmatch(event.target)):
             headers = [(name, value) for name, value in event.headers if name != b"host"]
             target = named["target"] if named["target"].startswith(b"/") else b"/" + named["target"]
-            headers.append((b"host", named["host"]))  # what the target says counts
+            headers.append((b"host", named["host"]))  # the target's host takes precedence
             return h11.Request(method=event.method, target=target, headers=headers, http_version=event.http_version)
         return event
 
@@ -223,7 +226,7 @@ class _Connection(h11.Connection):
         return sent
 
     def _head_of(self, response: h11.Response) -> bytes:
-        """What h11 makes of it. Where they say nothing of the body it sees no headers: it checks each three times."""
+        """Returns the encoded head. h11 checks each header three times, so headers unrelated to framing bypass h11."""
         headers = response.headers.raw_items()
         if not _OF_FRAMING.isdisjoint([name.lower() for name, _ in headers]):
             return super().send(response) or b""
@@ -232,8 +235,8 @@ class _Connection(h11.Connection):
 
 
 class _Lingering:
-    """The transport of a request whose body has not come to its end, `of`. Closed at once with bytes in it that nobody
-    read, it would take the answer away from a client that still sends. So it first ends the answer alone.
+    """The transport of a request whose body has not fully arrived, `of`. Closing a socket with unread bytes resets the
+    connection, and a client still sending would lose the answer. So `close` first ends only the sending side.
     """
 
     def __init__(self, of: Any, protocol: Any, linger_s: float):
@@ -256,15 +259,15 @@ def _protocol(service: Service) -> type[asyncio.Protocol]:
     settings = service.settings
 
     class Protocol(H11Protocol):
-        """Closes a connection whose request line and headers do not arrive within header_s of their first byte.
+        """Closes a connection whose request line and headers do not arrive within header_s after the first byte, or
+        that stays silent for header_s from the start. Between requests idle_s applies.
 
-        Nor may it be silent from the start for longer; between requests idle_s counts. Tells the service of requests as
-        soon as they are there, for the endpoints begin one after the other.
+        Tells the service about a request as soon as the body is complete, because endpoints start one after another.
         """
 
-        _whole: object = None  # the last request of which all has come
+        _whole: object = None  # the last request that has fully arrived
         _deadline: asyncio.TimerHandle | None = None
-        forgets = False  # what comes: the request was refused, and the client sends on
+        forgets = False  # further data is dropped: the request was refused and the client keeps sending
 
         def __init__(self, *args: Any, **options: Any):
             super().__init__(*args, **options)
@@ -272,7 +275,8 @@ def _protocol(service: Service) -> type[asyncio.Protocol]:
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            # Two events are two writes: the second would wait for the client's delayed acknowledgement, 40 ms.
+            # Two events are two writes: without NODELAY the second would wait 40 ms for the client's delayed
+            # acknowledgement.
             transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._arm()
 

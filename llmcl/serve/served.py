@@ -1,4 +1,4 @@
-"""The model behind a server: what the server needs of an engine, and nothing else of llmcl."""
+"""The model behind a server: everything the server needs from an engine, and nothing else from llmcl."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmcl.serve.errors import RequestError
 from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
-if TYPE_CHECKING:  # the server listens before the engine is imported
+if TYPE_CHECKING:  # imported late: the server listens before the engine is loaded
     from llmcl.engine.engine_metrics import EngineMetrics
     from llmcl.engine.generation import Piece
     from llmcl.grammar import Grammars
@@ -25,27 +25,28 @@ if TYPE_CHECKING:  # the server listens before the engine is imported
 
 
 STRUCTURES = "schema", "regex", "grammar"
-NO_TOKEN = -1  # of a text that is several
+NO_TOKEN = -1  # for text made from several tokens
 _COMPILING = ThreadPoolExecutor(1, "compiling a grammar")
 _RENDERING = ThreadPoolExecutor(1, "rendering chat templates")
 _COUNTING = ThreadPoolExecutor(1, "counting tokens")
-_LONG = 1 << 14  # characters of a text whose tokens take milliseconds
-_MAX_TEXT = 1 << 20  # bytes that become tokens at once: up to a second and 150 MB
-_BYTES_A_TOKEN = 16  # more than a text that fits into the context has on average
+_LONG = 1 << 14  # characters; tokenizing a longer text takes milliseconds
+_MAX_TEXT = 1 << 20  # bytes tokenized at once: up to a second and 150 MB
+_BYTES_A_TOKEN = 16  # more than the average in a text that fits the context
 
 T = TypeVar("T")
 
 
 class Stream(Protocol):
-    """An answer on its way."""
+    """An answer being generated."""
 
     async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None]) -> None:
-        """Calls `take` with each piece as it comes, and `after` behind those that came together; returns at the end of
-        the answer, or raises what ended it."""
+        """Calls `take` with each piece as it comes, and `after` once per batch of pieces. Returns when the answer ends
+        and raises any error that ended it.
+        """
         ...
 
     def progress(self) -> tuple[int, int]:
-        """Tokens of the prompt that the prefix cache held, and those that were read so far."""
+        """Returns how many prompt tokens were cached, and how many were read so far."""
         ...
 
     async def aclose(self) -> None:
@@ -54,30 +55,30 @@ class Stream(Protocol):
 
 
 class Engine(Protocol):
-    """What makes answers, several at a time."""
+    """Generates answers, several at a time."""
 
     @property
     def metrics(self) -> EngineMetrics: ...
 
     def stream(self, prompt: Sequence[int], **options: Any) -> Stream:
-        """Begins an answer; options as of `LLM.stream`."""
+        """Begins an answer. Options as for `LLM.stream`."""
         ...
 
     def expect(self) -> Callable[[], None]:
-        """Says that a request is on its way. The function returned says that it has begun, or never will."""
+        """Announces a request. Call the returned function once the request has begun, or was dropped."""
         ...
 
 
 @dataclass(frozen=True)
 class Served:
-    """A model that is ready. max_context: tokens of prompt and answer. created: when it was loaded, Unix time."""
+    """A loaded model."""
 
     engine: Engine
     tokenizer: Tokenizer
     name: str
-    max_context: int
+    max_context: int  # most tokens of prompt and answer together
     vocab_size: int
-    created: int
+    created: int  # load time, Unix seconds
     grammars: Grammars
     device: str = ""
     close: Callable[[], None] = lambda: None
@@ -101,17 +102,19 @@ class Served:
         ending: Ending = "answer",
         counted: bool = False,
     ) -> list[int]:
-        """The token ids of a conversation. ending: of the prompt. counted: they are not to be answered, so that any
-        number will do; else ContextLengthError for what has more than the context for certain.
+        """Returns the token ids of a conversation.
 
-        The template runs in a process of its own, and the wait in a thread. That is one thread for all, since the
-        process renders one after the other: many that wait for it take twice as long. Long texts become tokens in
-        threads of their own.
+        ending: how the prompt ends. counted: the ids are only counted, so any length is allowed. Otherwise a text that
+        must exceed the context raises ContextLengthError.
+
+        The template runs in a separate process, and a thread waits for the result. One thread serves all requests,
+        since the process renders one prompt at a time: with several waiting threads each wait takes twice as long. Long
+        texts are tokenized in separate threads.
         """
 
         most = None if counted else self.max_context
-        if most is not None and len(messages) > most:  # the template would keep others waiting
-            raise self._too_long(f"at least {len(messages)} tokens")  # each message has one or more
+        if most is not None and len(messages) > most:  # the template would keep other requests waiting
+            raise self._too_long(f"at least {len(messages)} tokens")  # each message has at least one token
 
         def work() -> list[int] | str:
             text = self.render(messages, tools, variables, ending)
@@ -132,10 +135,10 @@ class Served:
         variables: Mapping[str, Any] | None = None,
         ending: Ending = "answer",
     ) -> str:
-        """A conversation as text. Where the template refuses later system messages, these go to the front."""
+        """Renders a conversation. If the template refuses later system messages, moves them to the front."""
         said = system_merged(messages)
         mark = ""
-        if ending == "within":  # what the template writes behind the last message is cut off
+        if ending == "within":  # drops the template's text after the last message
             mark = secrets.token_hex(8)
             said = [*said[:-1], {**said[-1], "content": (said[-1]["content"] or "") + mark}]
         try:
@@ -155,16 +158,16 @@ class Served:
         return text
 
     async def beside(self, work: Callable[[], T]) -> T:
-        """Runs work on tokens that no answer waits for, in one thread for all."""
+        """Runs work on tokens that no answer waits for, in one shared thread."""
         return await asyncio.get_running_loop().run_in_executor(_COUNTING, work)
 
     @property
     def max_text(self) -> int:
-        """How many bytes of text become tokens at once."""
+        """The most bytes of text to tokenize at once."""
         return max(_MAX_TEXT, _BYTES_A_TOKEN * self.max_context)
 
     def check_text(self, text: str, *, counted: bool) -> None:
-        """Raises an error for a text of more than max_text bytes. counted: its tokens are to be counted alone."""
+        """Raises an error for a text above max_text bytes. counted: the tokens are only counted."""
         if (n_bytes := len(text.encode("utf-8", "surrogatepass"))) <= self.max_text:
             return
         if counted:
@@ -176,9 +179,9 @@ class Served:
         return ContextLengthError.with_size(size, f"the prompt has {size}, the context {self.max_context} tokens")
 
     async def check_structure(self, option: dict[str, Any], param: str) -> None:
-        """Compiles a schema or a grammar, so that the engine finds it compiled. One at a time: it may take seconds.
+        """Compiles a schema or a grammar in advance for the engine. Compiles one at a time: each may take seconds.
 
-        Raises RequestError, which blames the field `param`, where it is refused.
+        Raises RequestError, blaming the field `param`, if the schema or grammar is refused.
         """
         from llmcl.grammar import Grammar
 
@@ -195,21 +198,16 @@ class Served:
 
 @dataclass(frozen=True)
 class Ask:
-    """A prompt and how it is to be answered. max_tokens: 0 for an answer without any. options: of sampling.
-
-    head: what stands before the answer in its text (a prompt that is echoed). reader: makes what tells text from
-    thoughts and calls of tools; None where all is text. prompt_logprobs: so many alternatives beside the
-    log-probability of each token of the prompt; None: they are not wanted. budget: of thoughts; None: no limit.
-    """
+    """A prompt and how to answer it."""
 
     prompt: list[int]
-    max_tokens: int
-    options: dict[str, Any]
+    max_tokens: int  # 0: no tokens
+    options: dict[str, Any]  # sampling options
     stop: tuple[str, ...] = ()
-    head: str = ""
-    reader: Callable[[], AnswerParts] | None = None
-    prompt_logprobs: int | None = None
-    budget: ThoughtBudget | None = None
+    head: str = ""  # text before the answer (an echoed prompt)
+    reader: Callable[[], AnswerParts] | None = None  # makes the reader for thoughts and tool calls; None: all is text
+    prompt_logprobs: int | None = None  # alternatives per prompt token; None: no prompt log-probabilities
+    budget: ThoughtBudget | None = None  # limit on thoughts; None: no limit
 
     @property
     def needs_engine(self) -> bool:
@@ -222,23 +220,20 @@ Take = Callable[["Answer", "Piece"], None]
 
 @dataclass
 class Answer:
-    """What there is of the answer to `ask`. text: without the head. tbt_ms: between tokens, on the engine's clock.
-
-    reader: has read the text. prompt_logprobs: of each token of the prompt, once they are there.
-    """
+    """The answer to `ask` so far."""
 
     ask: Ask
     index: int
-    text: str = ""
+    text: str = ""  # without the head
     token_ids: list[int] = field(default_factory=list)
-    tbt_ms: list[float] = field(default_factory=list)
+    tbt_ms: list[float] = field(default_factory=list)  # time between tokens, by the engine's clock
     logprobs: list[LogProb] = field(default_factory=list)
-    prompt_logprobs: tuple[LogProb | None, ...] = ()
+    prompt_logprobs: tuple[LogProb | None, ...] = ()  # per prompt token, once available
     finish_reason: str | None = None
-    cached_tokens: int = 0  # of the prompt, which the engine's pages held; known at the end
-    thought_tokens: int = 0  # of the answer, before it speaks or calls
-    has_ended_thoughts: bool = field(default=False, init=False)  # the server, for the model
-    reader: AnswerParts | None = field(default=None, init=False)
+    cached_tokens: int = 0  # prompt tokens from cached pages; known at the end
+    thought_tokens: int = 0  # answer tokens before it speaks or calls
+    has_ended_thoughts: bool = field(default=False, init=False)  # whether the server ended the thoughts
+    reader: AnswerParts | None = field(default=None, init=False)  # has read the text so far
 
     def __post_init__(self) -> None:
         if self.ask.reader is not None:
@@ -264,7 +259,7 @@ class Answer:
                 self.reader.finish(is_cut=piece.finish_reason == "length")
 
     def is_over_budget(self, max_context: int) -> bool:
-        """Whether it is time to end the thoughts, and there is room for what follows."""
+        """Returns whether to end the thoughts now. False if there is no room for the rest."""
         budget, n = self.ask.budget, len(self.token_ids)
         if budget is None or self.has_ended_thoughts or self.finish_reason is not None or self.reader is None:
             return False
@@ -274,7 +269,9 @@ class Answer:
         return n < self.ask.max_tokens and len(self.ask.prompt) + n < max_context
 
     def end_thoughts(self, cached_tokens: int) -> Ask:
-        """Adds the end of thoughts, and returns what is to be asked for the rest. cached_tokens: of the prompt."""
+        """Appends the end of the thoughts. Returns the request for the rest. cached_tokens: cached prompt tokens so
+        far.
+        """
         budget = self.ask.budget
         assert budget is not None and self.reader is not None
         self.has_ended_thoughts, self.cached_tokens = True, cached_tokens
@@ -290,20 +287,20 @@ class Answer:
         )
 
     def parts(self, text: str) -> list[Part]:
-        """What is new of the answer; text: of its last piece, which is all where nothing has to be told apart."""
+        """Returns the new parts of the answer. text: the last piece, returned whole if there is no reader."""
         if self.reader is not None:
             return self.reader.take()
         return [Said(text)] if text else []
 
     @property
     def calls(self) -> list[Call]:
-        """The calls of tools in the answer."""
+        """The tool calls in the answer."""
         return [] if self.reader is None else self.reader.calls
 
     def stop_string(self, tokenizer: Tokenizer) -> str | None:
-        """The stop string that ended the answer; None where something else did.
+        """Returns the stop string that ended the answer, or None.
 
-        The text ends before it, and of those that began there the shortest was complete first.
+        The text ends before the stop string. If several begin there, the shortest was complete first.
         """
         if self.finish_reason != "stop" or not self.ask.stop:
             return None
@@ -315,7 +312,9 @@ class Answer:
 
 
 def cached_tokens(answers: Sequence[Answer]) -> int:
-    """Tokens of all prompts that were not computed for them. Of several answers to a prompt the first computed it."""
+    """Returns how many prompt tokens were not computed for this request. With several answers to a prompt, the first
+    answer computed it.
+    """
     least: dict[int, int] = {}
     for answer in answers:
         prompt = id(answer.ask.prompt)
@@ -324,7 +323,7 @@ def cached_tokens(answers: Sequence[Answer]) -> int:
 
 
 class Streams:
-    """Has the engine make all answers, from the beginning of this async context on; its end ends them."""
+    """Runs the engine on all answers. Entering this async context starts them; leaving ends them."""
 
     def __init__(self, served: Served, answers: Sequence[Answer]):
         self._served, self._answers = served, answers
@@ -345,14 +344,14 @@ class Streams:
             await stream.aclose()
 
     def progress(self) -> list[tuple[Answer, int, int]]:
-        """For each answer how many tokens of its prompt were cached, and how many were read."""
+        """Returns for each answer how many prompt tokens were cached and how many were read."""
         return [(answer, *stream.progress()) for answer, stream in self._begun]
 
     async def pass_on(self, take: Take, after: Callable[[], None]) -> None:
-        """Calls `take` with the pieces of all answers as they come, each added to its answer, and `after` behind those
-        that came together. Returns after the last of them.
+        """Calls `take` with each piece as it comes, already added to the answer, and `after` once per batch of pieces.
+        Returns after the last piece.
         """
-        if len(self._begun) == 1:  # as nearly always; no task is needed
+        if len(self._begun) == 1:  # the common case; no task is needed
             ((answer, stream),) = self._begun
             await self._pass_on(answer, stream, take, after)
             return
@@ -365,7 +364,9 @@ class Streams:
             await asyncio.gather(*passing, return_exceptions=True)
 
     async def _pass_on(self, answer: Answer, stream: Stream, take: Take, after: Callable[[], None]) -> None:
-        """One answer. Where its budget of thoughts is spent, another request goes on behind the end of thoughts."""
+        """Passes on one answer. When the thought budget is spent, a second request continues after the end of the
+        thoughts.
+        """
         try:
             await stream.pass_on(_adding(answer, take, self._served.max_context), after)
             return
@@ -378,17 +379,19 @@ class Streams:
 
 
 class _BudgetSpentError(Exception):
-    """The model has thought as much as it may."""
+    """The model has used the thought budget."""
 
 
 def _stream_of(served: Served, ask: Ask) -> Stream:
     options = ask.options | ({} if ask.prompt_logprobs is None else {"prompt_logprobs": ask.prompt_logprobs})
-    # With no token to be made one is, which comes with what was found of the prompt.
+    # With max_tokens 0 the engine still makes one token, which carries the prompt's log-probabilities.
     return served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
 
 
 def _adding(answer: Answer, take: Take, max_context: int, start: float | None = None) -> Callable[[Piece], None]:
-    """start: when the answer stopped to go on in another request, whose first token is not the answer's first."""
+    """Returns a function that adds a piece to the answer. start: when the first request stopped, if a second request
+    continues the answer; the second request's first token is not the answer's first.
+    """
 
     def add(piece: Piece) -> None:
         if start is not None and piece.tbt_ms is None:

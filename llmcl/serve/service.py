@@ -1,4 +1,4 @@
-"""The state of a server: loading, ready or stopping, and what is under way."""
+"""The server's state: loading, ready or stopping, and the work under way."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 class Service:
-    """What all requests share. `progress`, `ready` and `fail` may be called from the thread that loads the model."""
+    """State shared by all requests. The loading thread may call `progress`, `ready` and `fail`."""
 
     def __init__(self, settings: Settings):
         self.settings = settings
@@ -34,7 +34,7 @@ class Service:
         self.stopping = False
         self.kept = Kept()
         self.in_flight = 0  # sequences, running or waiting
-        self.counts = 0  # requests whose tokens are counted, or wait for it
+        self.counts = 0  # requests whose tokens are being counted or wait for counting
         self._served: Served | None = None
         self._doing = "starting", 0, 0
 
@@ -46,11 +46,11 @@ class Service:
         self._served = served
 
     def fail(self, error: BaseException) -> None:
-        """The model cannot be loaded, so the server ends."""
+        """Records a loading error; the server then ends."""
         self.failure = error
 
     def stop(self) -> None:
-        """From now on nothing new is taken on."""
+        """Stops accepting new work."""
         self.stopping = True
 
     @property
@@ -58,7 +58,7 @@ class Service:
         return self._served
 
     def health(self) -> tuple[int, dict[str, object]]:
-        """HTTP status and what the server is doing."""
+        """Returns the HTTP status and the server's activity."""
         if self.stopping:
             return 503, {"status": "stopping", "in_flight": self.in_flight}
         if self._served is None:
@@ -67,7 +67,7 @@ class Service:
         return 200, {"status": "ok"}
 
     def served(self) -> Served:
-        """The model. Raises RequestError while it loads, or when the server stops."""
+        """Returns the model. Raises RequestError while loading or stopping."""
         if self.stopping:
             raise RequestError(503, "the server is stopping", code="unavailable", retry_after_s=5)
         if self._served is None:
@@ -76,13 +76,13 @@ class Service:
         return self._served
 
     def expect(self, scope: Scope) -> None:
-        """The request is there, and will have the engine make answers unless it is refused: see `Engine.expect`."""
+        """Announces a request that will run the engine unless refused; see `Engine.expect`."""
         if self._served is not None and not self.stopping:
             scope[_ARRIVAL] = self._served.engine.expect()
 
     @contextmanager
     def admit(self, n_sequences: int) -> Iterator[None]:
-        """Room for so many sequences, running or waiting. Raises RequestError where there is none."""
+        """Reserves slots for sequences, running or waiting. Raises RequestError if there is no room."""
         self.served()
         most = self.settings.max_in_flight
         if n_sequences > most:
@@ -101,9 +101,9 @@ class Service:
             self.in_flight -= n_sequences
 
     async def count(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits work on the tokens of a request that wants no answer. The work ends when the client leaves.
+        """Awaits token work for a request without an answer. The work ends when the client leaves.
 
-        Raises RequestError where max_queue requests wait for such work, or where it takes longer than count_s.
+        Raises RequestError if max_queue requests already wait for such work, or after count_s.
         """
         if self.counts > self.settings.max_queue:
             work.close()
@@ -123,16 +123,16 @@ class Service:
             self.counts -= 1
 
     def _places(self) -> tuple[int, int]:
-        """Sequences that are answered, and those that wait."""
+        """Returns how many sequences are running and how many wait."""
         running = min(self.in_flight, self.settings.max_sequences)
         return running, self.in_flight - running
 
 
 def arrived(scope: Scope) -> None:
-    """The engine has the request, or never will have it. Calls after the first do nothing.
+    """Tells the engine that an announced request has arrived, or never will. Later calls do nothing.
 
-    The engine is told after the event loop has looked for data once more: what came meanwhile of other requests makes
-    these expected first. So the engine waits as long as one look finds another.
+    The call is delayed until the event loop has polled for data once more. Requests that arrived meanwhile are thereby
+    announced first, so the engine keeps waiting as long as each poll brings another request.
     """
     come: Callable[[], None] | None = scope.pop(_ARRIVAL, None)
     if come is not None:

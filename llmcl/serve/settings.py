@@ -1,4 +1,4 @@
-"""How a server is set up: where it listens, who may use it, how much it takes on."""
+"""Server settings: address, access, limits."""
 
 from __future__ import annotations
 
@@ -13,32 +13,24 @@ LOG_FORMATS = ("text", "json")
 
 @dataclass(frozen=True)
 class Settings:
-    """Times in seconds, sizes in bytes.
-
-    max_sequences: that the engine extends at once. max_queue: further ones that may wait. ping_s: a stream says that it
-    lives after so long a silence. header_s, body_s: a client that takes longer to send its request is cut off. send_s:
-    and so is one that takes longer to receive an event. count_s: the longest wait for a count of tokens. linger_s: what
-    a client goes on to send after a refusal is read and forgotten for so long: it reads the refusal only then.
-
-    Raises UsageError for settings that would let strangers in unasked.
-    """
+    """Times are in seconds, sizes in bytes. Raises UsageError for settings that would admit strangers by accident."""
 
     host: str = "127.0.0.1"
     port: int = 8080
     api_keys: tuple[str, ...] = ()
     no_auth: bool = False
     cors_origins: tuple[str, ...] = ()
-    max_sequences: int = 8
-    max_queue: int = 64
+    max_sequences: int = 8  # extended at once by the engine
+    max_queue: int = 64  # further sequences that may wait
     log_format: str = "text"
     quiet: bool = False
     drain_s: float = 30.0
-    ping_s: float = 10.0
-    header_s: float = 20.0
-    body_s: float = 60.0
-    send_s: float = 60.0
-    count_s: float = 30.0
-    linger_s: float = 10.0
+    ping_s: float = 10.0  # silence before a stream sends a sign of life
+    header_s: float = 20.0  # limit for receiving the headers
+    body_s: float = 60.0  # limit for receiving the body
+    send_s: float = 60.0  # limit for a client to accept an event
+    count_s: float = 30.0  # limit for counting tokens
+    linger_s: float = 10.0  # after a refusal, data is still read and dropped: some clients read only after sending
     idle_s: int = 75
     max_header_bytes: int = 64 << 10
     max_body_bytes: int = 16 << 20
@@ -67,7 +59,7 @@ class Settings:
 
 @lru_cache(64)
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address without a port is this machine's own."""
+    """Returns whether a name or an address without a port is a loopback address."""
     name = host.strip("[]").rstrip(".").lower()
     if name == "localhost" or name.endswith(".localhost"):
         return True

@@ -1,7 +1,7 @@
-"""The fields of a request that say what the answer is to match.
+"""Reads the request fields that constrain the answer.
 
-`response_format` is OpenAI's. `json_schema` and `grammar` are llama-server's, and so is the `schema` of a json_object.
-`structured_outputs` is vLLM's, and so are the `guided_` names, which it had before.
+`response_format` is OpenAI's. `json_schema`, `grammar` and the `schema` inside a json_object are llama-server's.
+`structured_outputs` and the older `guided_` names are vLLM's.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _VLLM = "json", "json_object", "regex", "choice", "grammar"
 
 
 async def read_structure(fields: Fields, served: Served, format: Fields) -> dict[str, Any]:
-    """The option `schema`, `regex` or `grammar` of `LLM.stream` that the request asks for; none: any text.
+    """Returns the option `schema`, `regex` or `grammar` of `LLM.stream` that the request asks for; empty: any text.
 
-    format: the object with the type of the answer, `response_format` or `text.format`. Raises RequestError for more
-    than one, and where the schema or grammar is refused.
+    format: the object with the answer's type, `response_format` or `text.format`. Raises RequestError for more than one
+    constraint, and for a schema or grammar that is refused.
     """
     found = [*_of_format(format), *_of_llama_server(fields), *_of_vllm(fields)]
     if not found:

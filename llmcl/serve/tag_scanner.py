@@ -1,4 +1,4 @@
-"""Reading one call of a tool that marks its name and its arguments with tags, while a model writes it."""
+"""Reads one tool call that marks name and arguments with tags, while a model writes it."""
 
 from __future__ import annotations
 
@@ -17,24 +17,22 @@ from llmcl.tokenizer.answer_parts import n_begun
 
 _NAME = re.compile(r"[\w.:/\-]{1,128}")
 _FORMS = ("pattern", "format", "minLength", "maxLength")
-_WORDS = {"True": "true", "False": "false", "None": "null"}  # as Python writes them
+_WORDS = {"True": "true", "False": "false", "None": "null"}  # Python's spelling
 
 
 @dataclass(frozen=True)
 class Tags:
-    """What stands before and behind a name, and before and behind each key and each value; and at the end of a call.
+    """Tags around the name, each key and each value, and the tag at the end of a call.
 
-    A value is the text between its tags as it is; no character of it is escaped. kind: what stands between a key and
-    "true" where its value is text, "false" where it is JSON; "" for tags that do not say it. special: texts in the tags
-    that may be special tokens.
+    A value is the plain text between two tags, without escapes.
     """
 
     name: tuple[str, str]
     key: tuple[str, str]
     value: tuple[str, str]
     end: str
-    kind: str = ""
-    special: tuple[str, ...] = ()
+    kind: str = ""  # between a key and "true" (the value is text) or "false" (JSON); "" without such a mark
+    special: tuple[str, ...] = ()  # texts inside tags that may be special tokens
 
     @property
     def front(self) -> str:
@@ -54,7 +52,7 @@ class Tags:
 
 
 class TagScanner(StateScanner):
-    """Writes the arguments as JSON while they come. schemas: which values are text, and which JSON already."""
+    """Converts the arguments to JSON while they arrive. schemas: tell which values are text and which are JSON."""
 
     def __init__(self, tags: Tags, schemas: Schemas):
         super().__init__(self._read_name)
@@ -62,7 +60,7 @@ class TagScanner(StateScanner):
         self._schemas = schemas
         self._properties: Mapping[str, Any] = {}
         self._key = ""
-        self._in_text = False  # a value that is text has begun
+        self._in_text = False  # whether a text value has begun
         self._is_said_to_be_text: bool | None = None
 
     def _read_name(self) -> bool:
@@ -81,7 +79,7 @@ class TagScanner(StateScanner):
         return True
 
     def _read_between(self) -> bool:
-        """Before a key or the end; what stands there else counts for nothing."""
+        """Reads up to a key or the end and ignores other text."""
         found = [(at, mark) for mark in (self._tags.key[0], self._tags.end) if (at := self._held.find(mark)) >= 0]
         if not found:
             return False
@@ -105,7 +103,7 @@ class TagScanner(StateScanner):
         return bool(mark)
 
     def _read_front(self) -> bool:
-        """Between a key and its value: a tag, or a line break that may be missing."""
+        """Reads between a key and a value: a tag, or a line break that may be missing."""
         tag = self._tags.value[0].strip()
         held, front = (self._held.lstrip(), tag) if tag else (self._held, self._tags.value[0])
         if len(held) < len(front) and front.startswith(held):
@@ -137,7 +135,7 @@ class TagScanner(StateScanner):
         return self._properties.get(self._key)
 
     def _as_json(self, text: str) -> str:
-        """A value that need not be text: JSON where it is, else a string."""
+        """Converts a value that need not be text: JSON stays as written, anything else becomes a string."""
         word = text.strip()
         word = _WORDS.get(word, word)
         only_strings = isinstance(self._schema, Mapping) and self._schema.get("type") == "string"
@@ -151,7 +149,7 @@ class TagScanner(StateScanner):
 
 
 def _unescaped(word: str) -> str | None:
-    """An array or object whose quotes a model escaped as if it stood in a string, or that it wrote as Python does."""
+    """Repairs an array or object in Python syntax, or with quotes escaped like inside a string. None if neither."""
     with suppress(ValueError, RecursionError):
         inner = json.loads(f'"{word}"', strict=False)
         json.loads(inner, parse_constant=_refuse)
@@ -163,12 +161,11 @@ def _unescaped(word: str) -> str | None:
 
 
 def is_text(schema: Any) -> bool:
-    """Whether a value is written as plain text: where strings alone are allowed, and nothing is said of their form.
-
-    Nothing is known of what has no schema: that is text, too.
+    """Returns whether a value is written as plain text: only strings are allowed, and no pattern or format applies. A
+    value without a schema is text, too.
     """
     if not isinstance(schema, Mapping):
-        return schema is not True  # which allows anything
+        return schema is not True  # true allows anything
     choices = schema.get("enum", [schema["const"]] if "const" in schema else None)
     if isinstance(choices, list) and choices:
         return all(isinstance(choice, str) for choice in choices)

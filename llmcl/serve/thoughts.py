@@ -1,4 +1,4 @@
-"""How models mark the thoughts before an answer: a row for each way, chosen by the text of the chat template."""
+"""How models mark thoughts before an answer: one row per format, chosen by the chat template's text."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class ThoughtMarks:
-    """A thought stands between `begin` and `end`. markers: texts in these that may be special tokens. strays: models
-    write an end also where no thought is open; it is no text.
-    """
+    """A thought stands between `begin` and `end`."""
 
     begin: str
     end: str
-    markers: tuple[str, ...]
-    strays: bool = False
+    markers: tuple[str, ...]  # texts in begin and end that may be special tokens
+    strays: bool = False  # the model also writes a stray end mark, which is dropped
 
     @property
     def closing(self) -> str:
-        """What ends a thought that the model does not end, as it would."""
+        """Text that ends a thought on the model's behalf, in the model's own format."""
         return f"\n{self.end}\n\n" if self.begin == "<think>" else self.end
 
 
@@ -40,15 +38,15 @@ WAYS = (
 
 
 def thought_marks(template: str | None) -> ThoughtMarks:
-    """The first way whose begin the template has; else <think>, which models write that are not told to."""
+    """Returns the first format whose begin mark is in the template. Default: <think>, which models write unprompted."""
     return next((marks for marks in WAYS if marks.begin in (template or "")), THINK)
 
 
 @dataclass(frozen=True)
 class ThoughtBudget:
-    """After n_tokens of thoughts the server ends them: it writes `text`, as tokens `ids`, and the model goes on.
+    """After n_tokens of thoughts the server ends them: it appends `text` (tokens `ids`) and the model continues.
 
-    options: of `LLM.stream`, for what follows, in place of those of the same purpose.
+    options: options of `LLM.stream` for the rest, replacing the constraint of the first part.
     """
 
     n_tokens: int

@@ -1,4 +1,4 @@
-"""How families of models write calls of tools: a row for each, chosen by the text of the chat template."""
+"""How model families write tool calls: one row per family, chosen by the chat template's text."""
 
 from __future__ import annotations
 
@@ -25,34 +25,28 @@ _NAME_OF, _ARGUMENTS_OF = '"name": <name of the function>', '"arguments": <its a
 
 @dataclass(frozen=True)
 class ToolFamily:
-    """A way to write calls: `opening`, a call in its form, `closing`.
-
-    sign, also: what a chat template of this family has in it. opening: what a call begins with; "" for one that is the
-    whole answer. name_key, arguments: the fields that have them. is_list: calls are a JSON array, with one opening for
-    all. is_named: each call is its name, perhaps an id, and its arguments. is_lines: they follow one another, likewise.
-    between: calls that are no array. other_openings: what models of the family write as well. id_length: letters of an
-    id; 0: any. example: how a model is told to write calls whose template does not do it.
-    """
+    """A format for calls: `opening`, the call in its `form`, `closing`."""
 
     name: str
-    sign: str
-    opening: str
+    sign: str  # text that identifies the family in a chat template
+    opening: str  # text before a call; "": the call is the whole answer
     closing: str
-    name_key: str = "name"
-    arguments: str = "arguments"
-    is_list: bool = False
-    is_named: bool = False
-    is_lines: bool = False
-    other_openings: tuple[str, ...] = ()
-    id_length: int = 0
+    name_key: str = "name"  # field with the tool name
+    arguments: str = "arguments"  # field with the arguments
+    is_list: bool = False  # calls form a JSON array after one opening
+    is_named: bool = False  # each call is a name, an optional id, and arguments
+    is_lines: bool = False  # calls follow one another after one opening
+    other_openings: tuple[str, ...] = ()  # further openings that models of the family write
+    id_length: int = 0  # letters in an id; 0: any
     form: CallForm = _OBJECT
-    also: str = ""
-    between: str = "\n"
+    also: str = ""  # second identifying text
+    between: str = "\n"  # separator between calls outside an array
+    # shown to the model if the template does not explain calls
     example: str = f"<tool_call>\n{{{_NAME_OF}, {_ARGUMENTS_OF}}}\n</tool_call>"
 
     @property
     def markers(self) -> tuple[str, ...]:
-        """Texts that may be special tokens, which have no text of their own in an answer."""
+        """Texts that may be special tokens, which decode to nothing in an answer."""
         texts = (self.opening, *self.other_openings, self.closing, *self.form.marks)
         return tuple(text.strip() for text in texts if text.strip())
 
@@ -62,11 +56,11 @@ class ToolFamily:
         return "call_" + secrets.token_hex(12)
 
 
-# Of Qwen's models for programs, and of all since Qwen 3.5; some of them leave out the opening.
+# Qwen's coder models and all Qwen since 3.5; some omit the opening.
 _FUNCTION = Tags(("<function=", ">"), ("<parameter=", ">"), ("\n", "\n</parameter>"), "</function>")
 _ARGUMENTS = Tags(("", "\n"), ("<arg_key>", "</arg_key>"), ("\n<arg_value>", "</arg_value>"), "</tool_call>")
 
-# DeepSeek-V3 and R1; since V3.1 without the kind and the fence.
+# DeepSeek-V3 and R1; since V3.1 without kind and fence.
 _OF_ALL, _END_OF_ALL = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
 _OF_ONE = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
 _FENCED, _PLAIN = NamedForm(*_OF_ONE, "function", "\n```json\n", "\n```"), NamedForm(*_OF_ONE)
@@ -90,7 +84,7 @@ def _deepseek(name: str, form: NamedForm, *, also: str = "", between: str) -> To
 
 # Kimi K2. The template shows the whole id to the model.
 _NUMBERED = NamedForm("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>", is_numbered=True)
-# Seed-OSS; MiniMax M2; DeepSeek V3.2, which says of each value whether it is text.
+# Seed-OSS; MiniMax M2; DeepSeek V3.2, which marks each value as text or JSON.
 _SEED = Tags(("<function=", ">"), ("<parameter=", ">"), ("", "</parameter>"), "</function>")
 _INVOKE = Tags(('<invoke name="', '">'), ('<parameter name="', '">'), ("", "</parameter>"), "</invoke>")
 _DSML = "｜DSML｜"
@@ -102,7 +96,7 @@ _DSML_INVOKE = Tags(
     kind='" string="',
     special=(_DSML,),
 )
-CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"  # of Mistral's models since 2025
+CALL_ID, ARGS = "[CALL_ID]", "[ARGS]"  # Mistral's models since 2025
 _NAMED_OBJECT = ObjectForm(marks=(CALL_ID, ARGS))
 
 HERMES = ToolFamily("hermes", "<tool_call>", "<tool_call>\n", "\n</tool_call>")
@@ -166,18 +160,18 @@ FAMILIES = (
 
 
 def family_of(template: str | None) -> ToolFamily:
-    """The first family whose sign the template has; for templates that know no tools that of Hermes."""
+    """Returns the first family whose sign is in the template. Default, also for templates without tools: Hermes."""
     text = template or ""
     return next((family for family in FAMILIES if family.sign in text and family.also in text), HERMES)
 
 
 def knows_tools(template: str | None) -> bool:
-    """Whether the template shows tools to the model by itself."""
+    """Returns whether the template shows tools to the model."""
     return "tools" in (template or "")
 
 
 def described(tools: Sequence[Tool], family: ToolFamily) -> str:
-    """What a model is told of its tools whose template does not do it."""
+    """Describes the tools to a model whose template does not."""
     lines = "\n".join(json.dumps(tool.for_template(), ensure_ascii=False) for tool in tools)
     return (
         f"You may call functions. These are their signatures:\n<tools>\n{lines}\n</tools>\n"
@@ -186,7 +180,7 @@ def described(tools: Sequence[Tool], family: ToolFamily) -> str:
 
 
 def with_tools(messages: Sequence[Mapping[str, Any]], template: str | None, use: ToolUse) -> list[dict[str, Any]]:
-    """The messages as the template is to see them: tools that it does not show stand in the system message."""
+    """Converts messages for the template. If the template shows no tools, puts them into the system message."""
     shown = [_as_expected(message, template or "") for message in messages]
     if not use.tools or knows_tools(template):
         return shown
@@ -199,7 +193,9 @@ def with_tools(messages: Sequence[Mapping[str, Any]], template: str | None, use:
 
 
 def _as_expected(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """A message with calls as the template takes it: some append the arguments to a text, or ask for no content."""
+    """Converts a message with calls for the template. Some templates append the arguments to a text, or expect null
+    content.
+    """
     shown = dict(message)
     if calls := shown.get("tool_calls"):
         if _APPENDED.search(template):
@@ -207,7 +203,7 @@ def _as_expected(message: Mapping[str, Any], template: str) -> dict[str, Any]:
         if not shown.get("content") and _NO_CONTENT.search(template):
             shown["content"] = None
         if not shown.get("content") and "message.thinking" in template and "reasoning_content" in shown:
-            shown["thinking"] = shown["reasoning_content"]  # of gpt-oss, which takes thoughts or content beside calls
+            shown["thinking"] = shown["reasoning_content"]  # gpt-oss expects thoughts or content beside calls
     return shown
 
 

@@ -1,4 +1,4 @@
-"""The Lark grammar of an answer that calls tools as they must be called, in the form of its model's family."""
+"""Builds the Lark grammar of an answer with constrained tool calls, in the model family's format."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _TEXT = "TEXT: /(.|\\n)*/"
 _NOTES = {"title", "description", "default", "$defs", "definitions"}
 _OF_OBJECT = {"type", "properties", "required", "additionalProperties"}
-_MAX_DEPTH = 8  # of Gemma's form
+_MAX_DEPTH = 8  # nesting in Gemma's format
 _PLAIN_KEY = re.compile(r'[^\s:,{}\[\]"<][^:,{}\[\]]*')
-# In what a model writes of a tool, spaces and line breaks are as in structured output, and end.
+# White space inside a call is limited, like in structured output.
 X_GUIDANCE = {"whitespace_pattern": r" |\n[ \t]{0,20}"}
 
 
@@ -37,10 +37,10 @@ def grammar_of(
     schema: Any = None,
     thought_end: str | None = None,
 ) -> str:
-    """A Lark grammar of answers that call tools as they must.
+    """Returns a Lark grammar for answers with constrained tool calls.
 
-    With use.must an answer is calls alone. Otherwise it is JSON that matches `schema`, or without one any text, which
-    calls may follow. thought_end: the end of a thought comes first.
+    With use.must the answer consists of calls. Otherwise the answer is JSON that matches `schema`; without a schema it
+    is any text, and calls may follow. thought_end: the end of a thought, which comes first.
     """
     lark = _Lark(family, tokenizer, thought_end)
     rules = []
@@ -74,7 +74,7 @@ def grammar_of(
 
 
 class _Lark:
-    """How the marks of a family are written in a Lark grammar: as text, or as a special token by its id."""
+    """Writes a family's marks in a Lark grammar: as text, or as a special token by id."""
 
     def __init__(self, family: ToolFamily, tokenizer: Tokenizer, thought_end: str | None):
         self._family = family
@@ -90,23 +90,26 @@ class _Lark:
         return mark in self._ids
 
     def marker(self, text: str) -> str:
-        """A text that may have marks in it."""
+        """Converts a text that may contain marks."""
         parts = re.split(f"({'|'.join(map(re.escape, self._ids))})", text) if self._ids else [text]
         return " ".join(f"<[{self._ids[part]}]>" if part in self._ids else _quoted(part) for part in parts if part)
 
     def after_text(self, text: str) -> str:
-        """A text with a special token in it, behind any text: what stands before the token is part of the latter."""
+        """Converts a text with a special token, after arbitrary text. The preceding text absorbs the characters before
+        the token.
+        """
         at = min(text.find(mark) for mark in self._ids if mark in text)
         return self.marker(text[at:])
 
     def calls(self, several: bool) -> str:
-        """One call, or several, after the opening of the first."""
+        """Returns the rule body for one or several calls, after the first opening."""
         family = self._family
         if family.is_list and not family.is_named:
             listed = '"[" call (", " call)* "]"' if several else '"[" call "]"'
             return f"{listed} {self.marker(family.closing)}".strip()
         if family.is_lines and several and family.between and family.closing.startswith(family.between):
-            # A grammar reads no text twice: not the front of what closes all calls for what stands between two.
+            # The grammar never reads the same text in two ways: the separator is also the front of the closing mark, so
+            # the closing mark is split.
             rest = family.closing.removeprefix(family.between)
             return f"(call {self.marker(family.between)})+ {self.marker(rest)}"
         if family.is_lines and several:
@@ -125,7 +128,7 @@ class _Lark:
 
 
 def channel_grammar(use: ToolUse, tokenizer: Tokenizer, *, schema: Any = None) -> str:
-    """As `grammar_of`, of an answer in channels (channel_reader.py). A thought may come first."""
+    """Like `grammar_of`, for an answer in channels (channel_reader.py). A thought may come first."""
     ids = {text: i for i, text in special_markers(MARKS, tokenizer).items()}
     channel, message, end, start, constrain = (
         f"<[{ids[mark]}]>" if mark in ids else _quoted(mark) for mark in (CHANNEL, MESSAGE, END, START, CONSTRAIN)
@@ -147,7 +150,7 @@ def channel_grammar(use: ToolUse, tokenizer: Tokenizer, *, schema: Any = None) -
 
 
 def _call_rules(family: ToolFamily, tool: Tool, i: int, lark: _Lark) -> list[str]:
-    """The rule `call_i` and those that it needs."""
+    """Returns the rule `call_i` with all sub-rules."""
     form = family.form
     if isinstance(form, Tags):
         return _tagged(form, tool, i, lark)
@@ -177,7 +180,7 @@ Member = tuple[str, Any, bool]
 
 
 def _members_of(schema: Mapping[str, Any], whole: Mapping[str, Any]) -> list[Member]:
-    """whole: the schema that has what others refer to."""
+    """Lists an object's members. whole: the schema that holds the definitions."""
     properties, required = schema.get("properties"), schema.get("required")
     return [
         (key, _alone(of_key, whole), isinstance(required, list) and key in required)
@@ -193,11 +196,11 @@ def _alone(schema: Any, whole: Mapping[str, Any]) -> dict[str, Any]:
 def _chain(
     name: str, members: list[Member], front: Callable[[str, bool], str], value: Callable[[str, Any], list[str]]
 ) -> list[str]:
-    """Rules of members in their order, those that are not required may be left out; the first is `none_NAME_0`. Behind
-    rule `none_NAME_n` no member has come yet, behind `some_NAME_n` one has.
+    """Returns rules for members in order; optional members may be left out. The first rule is `none_NAME_0`. Rule
+    `none_NAME_n` applies if no member has come before member n, `some_NAME_n` if at least one has.
 
-    front: what stands before a value, by its key and whether a member came before. value: the rules of one, by the name
-    of the first of them.
+    front: returns the text before a value, from the key and whether a member came before. value: returns a value's
+    rules, from the name for the first rule.
     """
     rules = []
     for n, (key, schema, is_required) in enumerate(members):
@@ -209,7 +212,7 @@ def _chain(
 
 
 def _python(tool: Tool, i: int) -> list[str]:
-    """Values are written as JSON, which such models can read."""
+    """Returns rules for a call in Python syntax. Values are written as JSON, which such models can read."""
     members = _chain(
         f"{i}",
         _members_of(tool.parameters, tool.parameters),
@@ -228,7 +231,9 @@ def _gemma_members(name: str, members: list[Member], tool: Tool, lark: _Lark, de
 
 
 def _gemma_value(name: str, schema: Mapping[str, Any], tool: Tool, lark: _Lark, depth: int) -> list[str]:
-    """Texts, objects and arrays in Gemma's form, as far as schemas say no more of them; all else as JSON."""
+    """Returns rules for a value: texts, objects and arrays in Gemma's format if the schema says no more, otherwise
+    JSON.
+    """
     quote, kind, names = lark.marker(QUOTE), schema.get("type"), set(schema) - _NOTES
     if is_text(schema):
         if choices := _choices(schema):
@@ -246,13 +251,13 @@ def _gemma_value(name: str, schema: Mapping[str, Any], tool: Tool, lark: _Lark, 
 
 
 def _choices(schema: Mapping[str, Any]) -> list[str]:
-    """Of a text."""
+    """Returns a text's allowed values; empty: any."""
     choices: list[str] = schema.get("enum", [schema["const"]] if "const" in schema else [])
     return choices
 
 
 def _tagged(tags: Tags, tool: Tool, i: int, lark: _Lark) -> list[str]:
-    """Keys come in the order of the schema; those that are not required may be left out."""
+    """Returns rules for a call with tags. Keys follow the schema's order; optional keys may be left out."""
     parts, rules = [lark.marker(f"{tags.name[0]}{tool.name}{tags.name[1].strip()}\n")], []
     has_special = any(map(lark.is_special, tags.special))
     for n, (key, schema, is_required) in enumerate(_members_of(tool.parameters, tool.parameters)):
@@ -287,8 +292,8 @@ def _arguments_rule(tool: Tool, i: int) -> str:
 
 
 def _json_rule(name: str, schema: Mapping[str, Any], tool: Tool) -> str:
-    """What llguidance does not support of a schema counts for nothing, unless the tool is strict."""
-    from llmcl.grammar import without_unknown_formats  # the server listens before it is imported
+    """Returns a JSON rule. Schema keywords unknown to llguidance are ignored unless the tool is strict."""
+    from llmcl.grammar import without_unknown_formats  # imported late: the server listens before the grammar is loaded
 
     options = {**X_GUIDANCE, "lenient": not tool.strict}
     return f"{name}: %json {json.dumps({**without_unknown_formats(schema), 'x-guidance': options})}"

@@ -1,4 +1,4 @@
-"""Tools that a model may call: as requests name them, as templates show them, and what a call must look like."""
+"""Tools that a model may call: reading them from requests, showing them to templates, and constraining calls."""
 
 from __future__ import annotations
 
@@ -19,30 +19,27 @@ NO_PARAMETERS = {"type": "object", "properties": {}}
 
 @dataclass(frozen=True)
 class Tool:
-    """parameters: a JSON schema of the arguments. strict: they always match it. place: in the request."""
+    """A tool."""
 
     name: str
     description: str
-    parameters: dict[str, Any]
-    strict: bool
-    place: str
+    parameters: dict[str, Any]  # JSON schema of the arguments
+    strict: bool  # arguments always match the schema
+    place: str  # place in the request
 
     def for_template(self) -> dict[str, Any]:
-        """As chat templates expect it."""
+        """Returns the tool in the format of chat templates."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
 
 @dataclass(frozen=True)
 class ToolUse:
-    """The tools of a request, and how they may be used.
-
-    must: at least one is called. several: more than one may be. no_tools: none were given, or none may be used.
-    """
+    """The tools of a request and the rules for calling them. Empty if none were sent or none may be used."""
 
     tools: tuple[Tool, ...] = ()
-    must: bool = False
-    several: bool = True
+    must: bool = False  # at least one call is required
+    several: bool = True  # more than one call is allowed
 
     @property
     def schemas(self) -> Schemas:
@@ -50,7 +47,7 @@ class ToolUse:
 
     @property
     def is_constrained(self) -> bool:
-        """Whether the calls have to be of a form."""
+        """Whether calls have to match a grammar."""
         return bool(self.tools) and (self.must or any(tool.strict for tool in self.tools))
 
 
@@ -58,9 +55,9 @@ NO_TOOLS = ToolUse()
 
 
 def openai_tools(fields: Fields) -> ToolUse:
-    """Of /v1/chat/completions, where a tool's function is an object of its own, and of /v1/responses.
+    """Reads tools from /v1/chat/completions, with a nested function object, and from /v1/responses.
 
-    Tools of a type that is not known here are left out: clients send such of servers that run them by themselves.
+    Skips tools of unknown type: clients send tools meant for servers that run them.
     """
     tools = []
     for given in fields.objects("tools"):
@@ -87,7 +84,7 @@ def openai_tools(fields: Fields) -> ToolUse:
 
 
 def anthropic_tools(fields: Fields) -> ToolUse:
-    """Of /v1/messages. Tools that Anthropic's servers run, which have a type of their own, are left out."""
+    """Reads tools from /v1/messages. Skips tools that Anthropic's servers run, recognised by a special type."""
     tools = []
     for given in fields.objects("tools"):
         if (given.text("type") or "custom") == "custom":
