@@ -1,1 +1,1 @@
-"""OpenCL itself: platforms, devices, programs, buffers. Nothing here knows what a token is."""
+"""OpenCL itself: platforms, devices, programs, buffers. Nothing here knows about tokens."""

@@ -1,4 +1,4 @@
-"""A buffer on a device, by name; the device counts what its buffers take."""
+"""A named buffer on a device. The device counts the memory in all buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcl.runtime.driver_calls import forked
 
 
 class Spare(Protocol):
-    """Keeps device memory for later that can be made anew."""
+    """Holds device memory that can be released and rebuilt later."""
 
     def give_back(self) -> None: ...
 
@@ -26,7 +26,7 @@ class Counting(Protocol):
 
 
 class Buffer:
-    """Device memory with a name. `release()` gives it back at once rather than at garbage collection."""
+    """Named device memory. `release()` frees it at once instead of at garbage collection."""
 
     __slots__ = ("_device", "_memory", "name", "nbytes")
 
@@ -50,7 +50,7 @@ class Buffer:
                 self._device.allocated_bytes -= self.nbytes
 
     def __del__(self) -> None:
-        with suppress(AttributeError):  # interrupted in __init__, or the interpreter ends
+        with suppress(AttributeError):  # interrupted in __init__, or at interpreter exit
             if self._memory is not None and not forked():
                 with self._device.lock:
                     self._device.allocated_bytes -= self.nbytes

@@ -1,8 +1,8 @@
-"""Where llmcl keeps what it can make again: compiled kernels, ICD files, probe results, tuning and exclusions of
-devices.
+"""The cache folder for everything llmcl can rebuild: compiled kernels, ICD files, probe results, tuned constants and
+excluded kernels.
 
-Drivers run what lies there as their own code. So the folders are made for their owner alone, and nothing is taken from
-a folder or a file that others own or may write.
+Drivers execute cached programs. So folders are created for their owner alone, and nothing is read from a folder or a
+file that another user owns or may write.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from llmcl.errors import UsageError, shown
 
 _log = logging.getLogger(__name__)
 
-MAX_BYTES = 256 << 20  # of a file: several times the largest compiled program
-NOBODY = 65534  # how a container shows what belongs to a user outside of it, such as root
-_named: set[str] = set()  # the paths that a warning has named
+MAX_BYTES = 256 << 20  # per file: several times the largest compiled program
+NOBODY = 65534  # how a container shows an owner from outside, such as root
+_named: set[str] = set()  # paths already named in a warning
 
 
 class UnusableError(OSError):
-    """A folder or a file that is not used because of what it is, or of what others could do to it."""
+    """A folder or file that is rejected for its type, size, owner or permissions."""
 
 
 def cache_dir() -> Path:
-    """The folder `LLMCL_CACHE_DIR`, or the per-user cache folder of this system. It may not exist yet."""
+    """Returns the folder `LLMCL_CACHE_DIR`, or the system's per-user cache folder. It need not exist yet."""
     chosen = os.environ.get("LLMCL_CACHE_DIR")
     if chosen:
         return expanded(chosen, "LLMCL_CACHE_DIR")
@@ -40,14 +40,14 @@ def cache_dir() -> Path:
 
     try:
         folder = Path(user_cache_dir("llmcl", appauthor=False))
-    except RuntimeError:  # a container without HOME whose user has no entry; older versions give a folder named ~
+    except RuntimeError:  # a container without HOME and without a user entry; older versions return a folder named ~
         folder = Path("~")
     return folder if folder.is_absolute() else Path(tempfile.gettempdir()) / f"llmcl-{os.getuid()}"
 
 
 def expanded(path: str | os.PathLike[str], name: str) -> Path:
-    """The path with `~` and `~user` replaced. Raises UsageError, which begins with `name`, if there is no such home, or
-    for what no path is.
+    """Returns the path with `~` and `~user` expanded. Raises UsageError, beginning with `name`, for an unknown home
+    folder or an invalid path.
     """
     if not isinstance(path, (str, os.PathLike)) or not _is_name(os.fspath(path)):
         raise UsageError(f"{name} is {shown(path)}; expected a path")
@@ -61,7 +61,7 @@ def expanded(path: str | os.PathLike[str], name: str) -> Path:
 
 
 def _is_name(path: str) -> bool:
-    """Whether a file can have this name: without NUL, and in the system's encoding."""
+    """Returns whether this is a valid file name: no NUL, and encodable by the system."""
     try:
         return b"\0" not in os.fsencode(path)
     except UnicodeEncodeError:  # half a surrogate pair
@@ -69,12 +69,11 @@ def _is_name(path: str) -> bool:
 
 
 def is_trusted(folder: Path) -> bool:
-    """Whether what lies in this folder of the cache may be used. False, after a warning, where others may write to it.
-
-    Raises OSError where it does not exist or cannot be looked at.
+    """Returns whether a cache folder's content may be used. Warns and returns False if other users may write there.
+    Raises OSError if the folder does not exist or cannot be inspected.
     """
     if not hasattr(os, "geteuid"):
-        return True  # Windows keeps a user's folders from others itself
+        return True  # Windows itself protects a user's folders
     found = [path.stat() for path in (folder, *folder.absolute().parents)]
     marks = [(each.st_dev, each.st_ino, each.st_mode, each.st_uid) for each in found]
     return _judge(folder.absolute(), cache_dir().absolute(), os.geteuid(), *marks)
@@ -82,8 +81,10 @@ def is_trusted(folder: Path) -> bool:
 
 @lru_cache
 def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
-    """is_trusted() for a user. marks: what is known of the folder and of those around it; a change is judged anew."""
-    # Both paths count: the one that is named, whose links others may turn elsewhere, and the one it leads to.
+    """Implements is_trusted() for a user. marks: stat values of the folder and all parents, so a change is judged
+    again.
+    """
+    # Checks both the path as named, whose links others may redirect, and the resolved path.
     real = Path(os.path.realpath(named))
     cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]
     ours = {*cache, *(Path(os.path.realpath(path)) for path in cache)}
@@ -99,7 +100,7 @@ def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
 
 
 def read_cached(path: Path, most: int = MAX_BYTES) -> bytes | None:
-    """The content of a file of the cache, of at most `most` bytes; None, with a warning, if it may not be used."""
+    """Returns a cache file's content, at most `most` bytes. None if missing, or, with a warning, if not trusted."""
     try:
         return read_plain(path, most, trusted=True) if is_trusted(path.parent) else None
     except UnusableError as error:
@@ -110,16 +111,17 @@ def read_cached(path: Path, most: int = MAX_BYTES) -> bytes | None:
 
 
 def read_plain(path: Path, most: int, *, trusted: bool = False) -> bytes:
-    """The content of a file, opened as `open_plain` does."""
+    """Returns a file's content, opened with `open_plain`."""
     with open_plain(path, most, trusted=trusted) as content:
         return content.read()
 
 
 @contextmanager
 def open_plain(path: Path, most: int | None = None, *, trusted: bool = False) -> Iterator[BinaryIO]:
-    """Opens a file of at most `most` bytes to be read; a pipe or a device in its place is not waited for.
+    """Opens a file of at most `most` bytes for reading. Never blocks on a pipe or device in its place.
 
-    trusted: only if no one else could have written it. Raises OSError, and UnusableError for what is not such a file.
+    trusted: requires that nobody else could have written the file. Raises OSError, and UnusableError for an unsuitable
+    file.
     """
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
@@ -140,7 +142,7 @@ def open_plain(path: Path, most: int | None = None, *, trusted: bool = False) ->
 
 
 def make_folder(folder: Path) -> None:
-    """Makes a folder of the cache, for its owner alone. Raises OSError, and UnusableError where others may write."""
+    """Creates a cache folder for the owner alone. Raises OSError, and UnusableError if others may write there."""
     if not folder.exists():
         make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
@@ -149,29 +151,29 @@ def make_folder(folder: Path) -> None:
 
 
 def write_cached(path: Path, data: bytes) -> None:
-    """Concurrent processes may write the same file; each reader sees a whole one or none. Raises OSError."""
+    """Writes a cache file. Safe with concurrent writers: a reader sees a whole file or none. Raises OSError."""
     make_folder(path.parent)
     write_atomically(path, data)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """As `write_cached`, in a folder that exists. Raises OSError."""
+    """Like `write_cached`, in an existing folder. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
         partial = Path(file.name)
     try:
         partial.write_bytes(data)
         partial.replace(path)
-    except BaseException:  # what is not complete must not fill a full disk
+    except BaseException:  # an incomplete file must not fill the disk
         partial.unlink(missing_ok=True)
         raise
 
 
 def _distrust_reason(found: os.stat_result, *, is_ours: bool) -> str | None:
-    """What speaks against a file, a folder or a link; None if nothing does.
+    """Returns why a file, folder or link is not trusted; None if it is.
 
-    is_ours: it is part of the cache, and not a folder on the way to it. Two folders on the way are accepted. In one
-    that all may write, such as /tmp, nobody can rename what belongs to others. In one that a group may write, whatever
-    its members put in the cache's place belongs to them, and is refused for that.
+    is_ours: part of the cache, as opposed to a parent folder. Parent folders are checked less strictly. In a sticky
+    world-writable folder, such as /tmp, nobody can rename another user's files. In a group-writable folder, anything
+    that members put in the cache's place belongs to them and is rejected for its owner.
     """
     owners = {0, os.geteuid()} | (set() if is_ours else {NOBODY})
     if found.st_uid not in owners:

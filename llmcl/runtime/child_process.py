@@ -1,8 +1,7 @@
-"""Python in child processes: which interpreter is started, what it may import, and one that runs to its end.
+"""Python in child processes: which interpreter to start, what a child may import, and running one to its end.
 
-A child never imports a file of the folder that the user stands in, which may be a downloaded model's. It is isolated
-(`-I`), searches the standard library first, then the folders that this process imports from, and works in an empty
-folder.
+A child never imports from the user's current folder, which may be a downloaded model. A child is isolated (`-I`),
+searches the standard library first, then this process's import folders, and works in an empty folder.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-# -S, so that the path holds nothing but the standard library until it was noted; then site does its work.
+# -S keeps the path to the standard library until it is saved; then site runs.
 _PROGRAM = """
 import sys
 standard = sys.path[:]
@@ -28,14 +27,14 @@ sys.path[:] = dict.fromkeys([*standard, *{folders!a}, *sys.path])
 import runpy
 runpy.run_module({module!a}, run_name="__main__", alter_sys=True)
 """
-# Variables of drivers, loaders and llmcl that name files: relative to the folder that this process stands in.
+# Variables of drivers, loaders and llmcl with file names, relative to this process's current folder.
 _PATH_VARIABLES = ("LLMCL_CACHE_DIR", "OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH")
 
 
 def interpreter() -> str:
-    """The Python to start: this one, or where Python is embedded, that of the same version it belongs to.
+    """Returns the Python to start: this one, or if Python is embedded, the matching installed version.
 
-    Raises OSError where there is none, as in a program frozen into one file.
+    Raises OSError if there is none, as in a program frozen into one file.
     """
     if not getattr(sys, "frozen", False):
         version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -47,9 +46,10 @@ def interpreter() -> str:
 
 
 def import_folders() -> list[str]:
-    """Where a child finds llmcl and whatever else this process can import, without the current folder.
+    """Returns the folders where a child finds llmcl and everything else this process can import, except the current
+    folder.
 
-    The current folder counts where it is the one that llmcl lies in, or PYTHONPATH names it.
+    The current folder is kept if llmcl lies in it or PYTHONPATH names it.
     """
     named = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if os.path.isabs(path)]
     paths = [path for path in sys.path if isinstance(path, str) and (path in named or not _is_here(path))]
@@ -57,16 +57,15 @@ def import_folders() -> list[str]:
 
 
 def command(module: str, *arguments: str) -> list[str]:
-    """What starts `python -m module` with these arguments, isolated. Raises OSError as `interpreter`."""
+    """Returns the command line for an isolated `python -m module`. Raises OSError like `interpreter`."""
     program = _PROGRAM.format(no_bytecode=sys.dont_write_bytecode, folders=import_folders(), module=module)
     return [interpreter(), "-I", "-S", "-c", program, *arguments]
 
 
 @contextmanager
 def empty_folder() -> Iterator[dict[str, Any]]:
-    """The options cwd and env of `subprocess` for a child that works in an empty folder, which is removed at the end.
-
-    Drivers leave files there, too. Raises OSError where there can be no such folder.
+    """Yields the options cwd and env of `subprocess` for a child in an empty folder, removed afterwards together with
+    files from drivers. Raises OSError if no such folder can be made.
     """
     with tempfile.TemporaryDirectory(prefix="llmcl-child-", ignore_cleanup_errors=True) as folder:
         variables = {name: _absolute(os.environ[name]) for name in _PATH_VARIABLES if name in os.environ}
@@ -74,11 +73,11 @@ def empty_folder() -> Iterator[dict[str, Any]]:
 
 
 def run(command: Sequence[str], limit_s: float, *, streams: Sequence[str] = ("stdout",)) -> tuple[int | None, str]:
-    """Runs a command in an empty folder to its end: its exit code, and the text that it wrote to `streams`.
+    """Runs a command to its end in an empty folder. Returns the exit code and the text written to `streams`.
 
-    The code is None where it took longer than limit_s and was ended. Raises OSError if no process can be started.
+    The code is None if the command was killed after limit_s. Raises OSError if no process can be started.
     """
-    # The output goes to a file. What a driver leaves running would hold a pipe open.
+    # Writes output to a file: a process that a driver leaves running would keep a pipe open.
     with tempfile.TemporaryFile() as output, empty_folder() as place:
         files: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         files |= dict.fromkeys(streams, output)
@@ -94,12 +93,12 @@ def run(command: Sequence[str], limit_s: float, *, streams: Sequence[str] = ("st
 def _is_here(path: str) -> bool:
     try:
         return path == "" or os.path.samefile(path, ".")
-    except OSError:  # one that does not exist
+    except OSError:  # missing folder
         return False
 
 
 def _absolute(paths: str) -> str:
-    """A list of paths with those relative to the current folder made absolute; a bare name is the linker's to find."""
+    """Makes relative paths in a path list absolute. Bare names are left to the linker."""
     return os.pathsep.join(
         os.path.abspath(path) if not path.startswith("~") and (os.sep in path or os.path.isdir(path)) else path
         for path in paths.split(os.pathsep)

@@ -1,4 +1,4 @@
-"""A child process of `compilers.Compilers`: opens the device and compiles jobs until there is none."""
+"""A child process of `compilers.Compilers`: opens the device and compiles jobs until none are left."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from llmcl.runtime.program import ProgramCache
 
 
 def _work(index: str, label: str, programs: str, later: str = "") -> None:
-    """The child: opens the device and compiles a job after the other until there is none, or the parent is gone."""
+    """Opens the device and compiles one job after another until none are left or the parent is gone."""
     parent = os.getppid()
     log = os.dup(1)
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # for what drivers print
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # hides drivers' prints
     entry = next(entry for entry in find_devices() if entry.index == int(index) and entry.label == label)
     compile_key = _compiler(entry)
     keys = json.loads(Path(programs).read_text(encoding="utf-8"))
@@ -41,19 +41,19 @@ def _compiler(entry: DeviceEntry) -> Callable[[Key], bool]:
     def compile_key(key: Key) -> bool:
         try:
             return programs.store(key)
-        except KernelBuildError:  # the parent meets it, too, and says so
+        except KernelBuildError:  # the parent meets and reports the same error
             return False
 
     return compile_key
 
 
 def _main() -> NoReturn:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C, which may end an answer alone: see the parent
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C may be meant for an answer only; the parent handles it
     try:
         _work(*sys.argv[1:])
-    except Exception:  # the parent compiles what is missing
+    except Exception:  # the parent compiles the rest
         os._exit(1)
-    os._exit(0)  # at once: drivers take their time to end
+    os._exit(0)  # at once: drivers are slow to exit
 
 
 if __name__ == "__main__":

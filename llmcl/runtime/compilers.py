@@ -1,10 +1,11 @@
-"""Child processes that compile programs side by side into the cache on disk, from where their parent loads them.
+"""Child processes that compile programs in parallel into the disk cache, from where the parent loads them.
 
-Drivers compile one program at a time in a process: threads gain little with NVIDIA's and nothing with Intel's.
-The children share one pipe as their standard input. Each job is four bytes there, and whoever is free reads the next
-one, the parent included. A child notes what it begins and ends in a file. Behind the jobs that the parent waits for
-there may be others, in a second pipe that the children alone read, at a low priority. What is left of them when the
-parent ends is left out: the children end with it.
+Drivers compile one program at a time per process: threads gain little with NVIDIA's driver and nothing with Intel's.
+
+All children share one pipe as standard input. A job is four bytes; any free process reads the next job, the parent
+included. A child logs each begin and end to a file. A second pipe may hold later jobs that the parent does not wait
+for; only children read it, at low priority. Unfinished later jobs are dropped when the parent ends, and the children
+end with it.
 """
 
 from __future__ import annotations
@@ -26,13 +27,13 @@ from llmcl.runtime.cores import usable_cores
 from llmcl.runtime.host_memory import host_available_bytes
 from llmcl.runtime.platforms import DeviceEntry
 
-JOBS = "LLMCL_COMPILE_JOBS"  # the most processes that compile at once, this one included
+JOBS = "LLMCL_COMPILE_JOBS"  # the most compiling processes, this one included
 MAX_PROCESSES = 16
-HOST_BYTES = 1 << 30  # a child's interpreter, driver and compiler, at most
-DEVICE_BYTES = 4 << 30  # free device memory for which there may be one child, whose context takes up to half a GiB
-FEW_PROGRAMS = 2  # are compiled here before a child has started
+HOST_BYTES = 1 << 30  # upper bound for a child's interpreter, driver and compiler
+DEVICE_BYTES = 4 << 30  # free device memory per child; a child's context takes up to half a GiB
+FEW_PROGRAMS = 2  # compiled in this process before a child would have started
 POLL_S = 0.01
-HAS_LATER = os.name == "posix"  # whether a child can be given a second pipe
+HAS_LATER = os.name == "posix"  # whether a child can inherit a second pipe
 
 _JOB_BYTES = 4
 BEGIN, DONE, FAILED = "begin", "done", "failed"
@@ -42,9 +43,9 @@ Key = tuple[str, str, str]
 
 
 def n_children(entry: DeviceEntry, n_programs: int, n_later: int = 0, taken_bytes: int = 0) -> int:
-    """How many children compile beside this process. Raises UsageError for a variable that is no number.
+    """Returns how many child processes to start. Raises UsageError if the variable is not a number.
 
-    n_later: programs that this process does not wait for. taken_bytes: memory of the device that is in use.
+    n_later: programs that this process does not wait for. taken_bytes: device memory in use.
     """
     text = os.environ.get(JOBS, "")
     if text and not (text.isascii() and text.isdigit() and int(text) > 0):
@@ -62,9 +63,10 @@ def n_children(entry: DeviceEntry, n_programs: int, n_later: int = 0, taken_byte
 
 
 class Compilers:
-    """The children, until `close` ends them. Jobs are numbers of `keys`: programs wanted now, and then `later`.
+    """The child processes, until `close` ends them. Jobs are indices into `keys`: programs wanted now, followed by
+    `later`.
 
-    Raises OSError where none can be started.
+    Raises OSError if no process can be started.
     """
 
     def __init__(self, entry: DeviceEntry, now: Sequence[Key], n: int, later: Sequence[Key] = ()):
@@ -101,25 +103,25 @@ class Compilers:
         self.close()
 
     def take(self) -> int | None:
-        """The next job that is wanted now, which is then the caller's. None: all are taken."""
+        """Takes the next job wanted now, to be compiled by the caller. None if all are taken."""
         return read_job(self._queues[0])
 
     def done(self) -> set[int]:
-        """The jobs whose programs are on disk."""
+        """Returns the jobs whose programs are on disk."""
         return self._jobs(DONE)
 
     def ended(self) -> set[int]:
-        """The jobs that children did or failed at."""
+        """Returns the jobs that children finished or failed."""
         return self._jobs(DONE, FAILED)
 
     def _jobs(self, *words: str) -> set[int]:
         return {job for _, log in self._children for word, job in _entries(log) if word in words}
 
     def under_way(self) -> set[int]:
-        """The jobs that children are compiling."""
+        """Returns the jobs that children are compiling."""
         jobs = set()
         for child, log in self._children:
-            running = child.poll() is None  # before the look at what it wrote
+            running = child.poll() is None  # checked before the log is read
             entries = _entries(log)
             if running and entries and entries[-1][0] == BEGIN:
                 jobs.add(entries[-1][1])
@@ -127,11 +129,11 @@ class Compilers:
 
     @property
     def is_running(self) -> bool:
-        """Whether there is a child that has not ended."""
+        """Whether any child is still running."""
         return any(child.poll() is None for child, _ in self._children)
 
     def close(self) -> None:
-        """Ends the children at once. What they were compiling is not kept."""
+        """Kills the children at once. Programs being compiled are lost."""
         _running.discard(self)
         for child, _ in self._children:
             child.kill()
@@ -154,7 +156,7 @@ def _close_all() -> None:
 
 
 def _queue(first: int, end: int) -> int:
-    """A pipe with these jobs, to be read by several."""
+    """Creates a pipe filled with job numbers, for several readers."""
     queue, write = os.pipe()
     with open(write, "wb") as file:
         file.write(b"".join(job.to_bytes(_JOB_BYTES, "little") for job in range(first, end)))
@@ -168,7 +170,7 @@ def read_job(queue: int) -> int | None:
 
 def _entries(log: Path) -> list[tuple[str, int]]:
     try:
-        lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last one is not complete yet
-    except FileNotFoundError:  # as Python ends, the folder may be gone first
+        lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last line is incomplete
+    except FileNotFoundError:  # at interpreter exit the folder may already be gone
         return []
     return [(word, int(job)) for word, _, job in (line.partition(" ") for line in lines)]

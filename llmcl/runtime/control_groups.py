@@ -1,4 +1,4 @@
-"""The control groups of this process, by which Linux and containers limit what it may use of the machine."""
+"""This process's control groups, which Linux and containers use to limit resources."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 
 def group_folders(controller: str, root: Path) -> Iterator[Path]:
-    """The folders that hold the group's limits for "cpu" or "memory", then those of the groups around it.
+    """Yields the folders with the group's limits for "cpu" or "memory", then those of the enclosing groups.
 
-    Both versions of control groups are looked for; the names of the files in a folder tell which it is.
+    Covers both versions of control groups; the file names in a folder tell the version.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

@@ -1,4 +1,4 @@
-"""How many processor cores this process may use: what its affinity and its control groups leave of the machine's."""
+"""Counts the processor cores that this process may use, given affinity and control groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmcl.runtime.control_groups import group_folders
 
 
 def usable_cores(root: Path = Path("/")) -> int:
-    """At least 1. A quota of 1.5 cores counts as 1: more threads than that do not always run at the same time."""
+    """Returns the core count, at least 1. A quota of 1.5 cores counts as 1: more threads do not always run at once."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     for folder in group_folders("cpu", root):
         quota = _quota(folder)
@@ -21,7 +21,7 @@ def usable_cores(root: Path = Path("/")) -> int:
 
 
 def cores_now() -> int:
-    """`usable_cores()` of at most a second ago: cheap enough for every step, since cores may come and go."""
+    """Returns `usable_cores()`, at most a second old. Cheap enough to call every step; the count may change."""
     return _cores_in(int(time.monotonic()))
 
 
@@ -31,7 +31,7 @@ def _cores_in(second: int) -> int:
 
 
 def _quota(folder: Path) -> float | None:
-    """Cores' worth of time that the group may take, None without a limit."""
+    """Returns a group's quota in cores, None without a limit."""
     try:
         if (folder / "cpu.max").exists():
             limit, period = (folder / "cpu.max").read_text().split()

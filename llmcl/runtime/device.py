@@ -1,4 +1,4 @@
-"""One opened OpenCL device: queue, buffers, programs, and the count of everything that crosses to the host."""
+"""An opened OpenCL device: queue, buffers, programs, and counters for all transfers to and from the host."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmcl.runtime.icd import prepare_icd_loader
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.selection import select_device
 
-prepare_icd_loader()  # before the first import of pyopencl anywhere
+prepare_icd_loader()  # must run before the first import of pyopencl
 
 import pyopencl as cl  # noqa: E402
 from pyopencl.tools import ImmediateAllocator, MemoryPool  # noqa: E402
@@ -37,44 +37,40 @@ from llmcl.runtime.traffic import Traffic  # noqa: E402
 KernelArg = Buffer | np.generic
 Groups = tuple[int, ...] | Callable[[int], tuple[int, ...]]
 
-# What pyopencl's own calls of kernels use for numbers. `set_arg` tries first whether one is a buffer, a sampler or a
-# queue, which takes 7 to 13 us in place of 0.4.
+# The setter that pyopencl's own kernel calls use for numbers. `set_arg` first tries buffer, sampler and queue, and
+# takes 7 to 13 us instead of 0.4.
 _set_number: Callable[[cl.Kernel, int, np.generic], None] = getattr(cl.Kernel, "_set_arg_buf", cl.Kernel.set_arg)
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The bytes that a launch must read and write, once, and its floating-point operations (2 a multiply-add)."""
+    """Bytes that a launch must read and write, once each, and floating-point operations (2 per multiply-add)."""
 
     nbytes: float
     flops: float = 0.0
 
 
-SLEEP_S = 0.0002  # of a wait that may not take a processor's time: a step of a small model takes 20 times as long
-KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # a query of cl_intel_required_subgroup_size
+SLEEP_S = 0.0002  # polling interval of a wait without processor time; a small model's step takes 20 times as long
+KERNEL_SPILL_MEM_SIZE_INTEL = 0x4109  # a query in cl_intel_required_subgroup_size
 
-CostModel = Callable[[int, int], Cost]  # of the number of tokens in the step and its position; for the profiler
+CostModel = Callable[[int, int], Cost]  # (tokens in the step, position) -> Cost, for the profiler
 
 
 @dataclass(frozen=True)
 class KernelMemory:
-    """What a work-item takes (private, and of that what its registers could not hold: spill) and a work-group (local).
+    """Memory per work-item (private, with spilled registers) and per work-group (local). None if unknown."""
 
-    None where the driver does not say.
-    """
-
-    private_bytes: int | None
+    private_bytes: int | None  # spill included
     local_bytes: int | None
-    spill_bytes: int | None
+    spill_bytes: int | None  # registers spilled to memory
 
 
 class Launch:
-    """A kernel with its arguments set once, ready to be enqueued again and again.
+    """A kernel with arguments set once, ready to be enqueued repeatedly.
 
-    `groups` is the number of work-groups in each dimension, or a function from the number of tokens in
-    the step to it; nothing else about a launch changes from step to step. `cost` is what the profiler
-    compares with the device's ceilings. The kernel object is made when it is first asked for. The `offset` of the index
-    space may tell a kernel what to do.
+    groups: work-groups per dimension, or a function from the step's token count. Nothing else changes between steps.
+    cost: compared with the device's ceilings by the profiler. offset: index space offset, which may select what the
+    kernel does. The kernel object is created on first use.
     """
 
     __slots__ = (
@@ -115,42 +111,41 @@ class Launch:
         self._groups = groups
         self.local = local
         self.cost = cost
-        # The global size, computed once where it does not depend on the number of tokens.
+        # The global size, computed once unless it depends on the token count.
         self._size = None if callable(groups) else tuple(g * w for g, w in zip(groups, local, strict=True))
 
     @property
     def kernel(self) -> cl.Kernel:
-        """The kernel with its arguments set. Raises KernelBuildError where it does not compile."""
+        """The kernel with arguments set. Raises KernelBuildError if compilation fails."""
         if self._kernel is None:
             source = self.source
             self._kernel = self._device.kernel(source, self._shares) if isinstance(source, KernelSource) else source
-            if not self._shares:  # a shared one may hold arguments of another thread that it has not enqueued yet
+            if not self._shares:  # a shared object may hold another thread's arguments, not yet enqueued
                 self._set_args(self._kernel)
         return self._kernel
 
     def prepare(self) -> None:
-        """Compiles the kernel and makes its object now, so that the first enqueue does not. Raises KernelBuildError."""
+        """Compiles the kernel and creates its object now instead of at the first enqueue. Raises KernelBuildError."""
         assert self.kernel is not None
 
     def needed_from(self, position: int) -> Launch:
-        """Notes that the kernel has nothing to do in a decode step before this position of the cache."""
+        """Records that decode steps before this cache position do not need the kernel."""
         self.first_position = position
         return self
 
     def using(self, buffers: Sequence[Buffer]) -> Launch:
-        """Keeps these alive as its arguments are: the kernel has their addresses."""
+        """Keeps buffers alive whose addresses the kernel holds."""
         self._used = buffers
         return self
 
     def share_seldom_used(self) -> None:
-        """Shares the kernel object of a launch of prefill where that pays: on a CPU, which sets arguments quickly."""
+        """Shares a prefill launch's kernel object where it pays: on a CPU, where setting arguments is fast."""
         if self._device.is_cpu:
             self.share_kernel()
 
     def share_kernel(self) -> Launch:
-        """From now on this launch uses the kernel object that others share, too. For launches that are enqueued seldom.
-
-        It saves the memory and time of an object; setting the arguments at each enqueue takes microseconds.
+        """Uses the kernel object shared with other launches from now on. For rarely enqueued launches: saves an
+        object's memory and creation time, but sets the arguments at each enqueue, which takes microseconds.
         """
         self._shares = True
         return self
@@ -170,7 +165,7 @@ class Launch:
         return self._size or tuple(g * w for g, w in zip(self.groups(n_tokens), self.local, strict=True))
 
     def memory(self) -> KernelMemory:
-        """What the driver says about the compiled kernel."""
+        """Returns the driver's memory figures for the compiled kernel."""
 
         def query(info: int) -> int | None:
             try:
@@ -185,11 +180,11 @@ class Launch:
         )
 
     def bind(self, index: int, memory: Any) -> None:
-        """Sets an argument again, to the user's memory (cl.Buffer, or of a pool). It must live until the enqueue."""
+        """Sets an argument again, to the user's memory (cl.Buffer or pool memory), valid until the enqueue."""
         self.kernel.set_arg(index, memory)
 
     def enqueue(self, n_tokens: int = 1) -> cl.Event | None:
-        """None: the step has no work-groups for it."""
+        """Enqueues the kernel. Returns None if the step has no work-groups for it."""
         kernel, size = self._kernel or self.kernel, self._size or self.global_size(n_tokens)
         if 0 in size:
             return None
@@ -202,10 +197,10 @@ class Launch:
 
 
 class Device:
-    """An opened device: an in-order queue, and on a GPU a second one for reads.
+    """An opened device: an in-order queue, and on a GPU a second queue for reads.
 
-    Every transfer goes through `write` and `read` and is counted. Several models may be on it, each used by a thread of
-    its own; `lock` is held for moments, where they meet.
+    Every transfer goes through `write` and `read` and is counted. Several models may share the device, each in a
+    separate thread; `lock` is held briefly where threads meet.
     """
 
     launch_type: type[Launch] = Launch
@@ -218,26 +213,25 @@ class Device:
             self.context = cl.Context([entry.device])
             properties = self.queue_properties
             self.queue = cl.CommandQueue(self.context, entry.device, properties)  # type: ignore[arg-type]
-            # A GPU hands tokens over beside the next step's kernels; a CPU copies with the threads that compute.
+            # A GPU copies tokens to the host while the next step runs. A CPU copies with its compute threads.
             self._reads = self.queue if entry.kind == "cpu" else cl.CommandQueue(self.context, entry.device)
         open_devices.add(self)
         self.programs = ProgramCache(self.context, entry.device)
         self.cache = DeviceCache(entry)
-        self.kernel_options: dict[str, int] = {}  # constants of attention that a user chose, before any tuned ones
+        self.kernel_options: dict[str, int] = {}  # attention constants chosen by a user; override tuned constants
         self.traffic = Traffic()
         self.allocated_bytes = 0
         self.peak_bytes = 0
-        # It holds the queue and not the device: the collector sees no cycle that leads through a NumPy array.
+        # Holds the queue, not the device: the garbage collector cannot see a cycle through a NumPy array.
         before_freeing = partial(finish_quietly, self.queue)
         self._huge_pages = HugePages(before_freeing) if entry.kind == "cpu" and not entry.is_software else None
-        self.kept: dict[str, Any] = {}  # what an operation keeps from call to call, under its name
+        self.kept: dict[str, Any] = {}  # state that an operation keeps between calls, by name
         self.spares: WeakSet[Spare] = WeakSet()
 
     @classmethod
     def open(cls, request: Device | DeviceEntry | str | int | None = None) -> Device:
-        """Opens an entry of `find_devices()`, or the device that `request` selects (see `select_device`).
-
-        A device that is open already is returned as it is.
+        """Opens an entry from `find_devices()`, or the device that `request` selects (see `select_device`). Returns an
+        open device unchanged.
         """
         if isinstance(request, Device):
             return request
@@ -249,20 +243,20 @@ class Device:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether a work-item is a thread with vectors of its own.
+        """Whether a work-item is a thread with private vectors.
 
-        Software renderers (llvmpipe) do not count: they run neighbouring work-items in the lanes of a vector, as GPUs
-        do. They also end the loops of a work-item after 65535 iterations in all (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS),
-        so it must not do the work of many.
+        False for software renderers (llvmpipe): like GPUs, they run neighbouring work-items in the lanes of a vector.
+        They also end a work-item's loops after 65535 iterations in total (Mesa's LP_MAX_TGSI_LOOP_ITERATIONS), so a
+        work-item must not do the work of many.
         """
         return self.entry.kind == "cpu" and not self.entry.is_software
 
     @property
     def runs_ahead(self) -> bool:
-        """Whether the host can learn that a step has ended while the next one runs.
+        """Whether the host can learn that a step has ended while the next step runs.
 
-        In Intel's CPU driver the thread that waits for a token also computes, so the token would only come after the
-        next step. In PoCL it sleeps.
+        In Intel's CPU driver the waiting thread also computes, so a token would only arrive after the next step. PoCL's
+        waiting thread sleeps.
         """
         return not self.is_cpu or self.entry.is_pocl
 
@@ -272,50 +266,50 @@ class Device:
 
     @property
     def sub_group(self) -> int:
-        """Which names for sub-groups kernels use (kernels/common/sub_groups.cl); 0: none, they meet in local memory."""
+        """Which names for sub-groups kernels use (kernels/common/sub_groups.cl); 0: none, kernels use local memory."""
         return sub_group_form(self.entry)
 
     @cached_property
     def allocator(self) -> MemoryPool:
-        """For arrays of pyopencl (`allocator=device.allocator`): memory that an array gave back serves the next one."""
+        """Memory pool for pyopencl arrays (`allocator=device.allocator`): reuses the memory of freed arrays."""
         return MemoryPool(ImmediateAllocator(self.queue))
 
     @property
     def compile_s(self) -> float:
-        """Seconds spent compiling kernels, apart from those that the cache on disk had."""
+        """Seconds spent compiling kernels. Programs loaded from disk do not count."""
         return self.programs.compile_s
 
     def compile_progress(
         self, launches: Iterable[Launch], progress: Progress | None, later: Iterable[Launch] = ()
     ) -> AbstractContextManager[None]:
-        """See `ProgramCache.compiling`: what these launches need, and what others need later."""
+        """Compiles what these launches need now and what `later` launches need; see `ProgramCache.compiling`."""
         self.programs.taken_bytes = self.allocated_bytes
         return self.programs.compiling(self.entry, _sources(launches), progress, _sources(later))
 
     def is_compiling(self, launches: Iterable[Launch]) -> bool:
-        """Whether other processes are compiling programs that these launches lack."""
+        """Returns whether child processes are still compiling programs for these launches."""
         return self.programs.compiles_later and bool(self.programs.missing(_sources(launches)))
 
     # ---- memory -------------------------------------------------------------------------------------
 
     @property
     def memory_bytes(self) -> int:
-        """All memory that there is for buffers, those that exist included."""
+        """Total memory for buffers, existing buffers included."""
         entry = self.entry
         return min(entry.global_mem_bytes, entry.host_available_bytes or entry.global_mem_bytes)
 
     def give_back_spares(self) -> bool:
-        """Gives back what is only kept for later (`spares`). Returns whether that freed any memory."""
+        """Releases memory held only for later use (`spares`). Returns whether any memory was freed."""
         before = self.allocated_bytes
         for spare in list(self.spares):
             spare.give_back()
         return self.allocated_bytes < before
 
     def alloc(self, nbytes: int, name: str, *, streamed: bool = False) -> Buffer:
-        """Uninitialised device memory; what is only kept for later makes room. streamed: it is read from end to end in
-        every step.
+        """Allocates uninitialised device memory. Releases spares to make room. streamed: read from end to end in every
+        step.
 
-        Raises OutOfDeviceMemoryError when the device refuses, naming the buffer and both sizes.
+        Raises OutOfDeviceMemoryError, naming the buffer and both sizes, if the device refuses.
         """
         if nbytes > self.entry.max_alloc_bytes:
             raise OutOfDeviceMemoryError(
@@ -323,7 +317,7 @@ class Device:
                 f"{self.entry.max_alloc_bytes:,} bytes in a single allocation; use a smaller --ctx-size, --dtype or "
                 "--kv-dtype"
             )
-        # Drivers of GPUs take memory when it is first used, so their refusal may come too late.
+        # GPU drivers allocate memory on first use, so a refusal may come too late.
         if self.allocated_bytes + nbytes > self.memory_bytes:
             self.give_back_spares()
         try:
@@ -345,7 +339,7 @@ class Device:
         return Buffer(self, memory, nbytes, name)
 
     def zeros(self, nbytes: int, name: str) -> Buffer:
-        """Device memory filled with zero bytes (`nbytes` a multiple of 4)."""
+        """Allocates device memory filled with zero bytes (`nbytes` a multiple of 4)."""
         buffer = self.alloc(nbytes, name)
         self.fill(buffer, np.uint32(0))
         return buffer
@@ -353,8 +347,8 @@ class Device:
     def fill(
         self, buffer: Buffer, pattern: np.generic | np.ndarray, offset_bytes: int = 0, nbytes: int | None = None
     ) -> None:
-        """Repeats a `pattern` (4 to 128 bytes, a power of two) over the buffer, or nbytes of it from offset_bytes on,
-        without waiting.
+        """Fills the buffer, or nbytes from offset_bytes on, with a repeated `pattern` (4 to 128 bytes, a power of two).
+        Does not wait.
         """
         with named_errors(f"filling {buffer.name}"):
             size = buffer.nbytes - offset_bytes if nbytes is None else nbytes
@@ -363,10 +357,11 @@ class Device:
     def copy_rows(
         self, buffer: Buffer, source: int, target: int, *, row_bytes: int, n_rows: int, pitch_bytes: int
     ) -> None:
-        """Copies within a buffer, on the device: n_rows rows of row_bytes, pitch_bytes from one to the next, from byte
-        `source` to byte `target`."""
+        """Copies within a buffer, on the device: n_rows rows of row_bytes, pitch_bytes apart, from byte `source` to
+        byte `target`.
+        """
         what: dict[str, Any] = {"byte_count": row_bytes, "src_offset": source, "dst_offset": target}
-        if n_rows > 1:  # PoCL 3.0 takes rectangles of one row, one beside the other, for overlapping ones
+        if n_rows > 1:  # PoCL 3.0 wrongly reports an overlap for adjacent one-row rectangles
             pitches = (pitch_bytes, pitch_bytes * n_rows)
             what = {"src_origin": (source, 0, 0), "dst_origin": (target, 0, 0), "region": (row_bytes, n_rows, 1)}
             what |= {"src_pitches": pitches, "dst_pitches": pitches}
@@ -374,21 +369,21 @@ class Device:
             cl.enqueue_copy(self.queue, buffer.cl, buffer.cl, **what)
 
     def upload(self, array: np.ndarray, name: str) -> Buffer:
-        """A new buffer with the bytes of `array` (C order)."""
+        """Allocates a buffer with the bytes of `array` (C order)."""
         buffer = self.alloc(array.nbytes, name)
         self.write(buffer, array)
         return buffer
 
     def write(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> None:
-        """Copies `array` to the device; returns when the host may change it again."""
+        """Copies `array` to the device. Returns once the host may change the array."""
         array = np.ascontiguousarray(array)
         with named_errors(f"writing {array.nbytes:,} bytes to {buffer.name}"):
             cl.enqueue_copy(self.queue, buffer.cl, array, dst_offset=offset_bytes, is_blocking=True)
         self.traffic.host_to_device_bytes += array.nbytes
 
     def write_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> object:
-        """Enqueues a copy of `array` to the device, without waiting. Until what is enqueued next is done, the caller
-        keeps what this returns, and leaves the array as it is. From a `pinned` array it is sure not to block.
+        """Enqueues a copy of `array` to the device, without waiting. The caller must keep the returned object, and must
+        not change the array, until the next enqueued work is done. Never blocks for a `pinned` array.
         """
         with named_errors(f"writing {array.nbytes:,} bytes to {buffer.name}"):
             event = cl.enqueue_copy(self.queue, buffer.cl, array, dst_offset=offset_bytes, is_blocking=False)
@@ -404,18 +399,19 @@ class Device:
         return array
 
     def pinned(self, n: int) -> np.ndarray:
-        """A host array int32 [n] that the device reads and writes by itself: copies of other memory may block."""
+        """Allocates a host array int32 [n] that the device accesses directly. Copies from other memory may block."""
         with named_errors(f"allocating {4 * n} bytes of pinned host memory"):
             memory = cl.Buffer(self.context, cl.mem_flags.READ_WRITE | cl.mem_flags.ALLOC_HOST_PTR, 4 * n)
             array: np.ndarray
             both: Any = cl.map_flags.READ | cl.map_flags.WRITE  # a number
             array, _ = cl.enqueue_map_buffer(self.queue, memory, both, 0, (n,), np.dtype(np.int32))
-        return array  # the mapping, and with it the memory, lives as long as the array
+        return array  # the array keeps the mapping alive, and the mapping keeps the memory
 
     def read_async(self, buffer: Buffer, array: np.ndarray, offset_bytes: int = 0) -> Callable[[], None]:
-        """Enqueues a copy of the buffer, as the work enqueued so far leaves it. Returns a function that waits for it.
+        """Enqueues a copy of the buffer as left by the work enqueued so far. Returns a function that waits for the
+        copy.
 
-        On a GPU, work that is enqueued later may run before the copy, so it must not write to the buffer.
+        On a GPU, work enqueued later may run before the copy, so later work must not write to the buffer.
         """
         with named_errors(f"reading {array.nbytes:,} bytes from {buffer.name}"):
             after = []
@@ -443,27 +439,28 @@ class Device:
         prelude: str = "",
         cost: CostModel | None = None,
     ) -> Launch:
-        """Kernel `name` of `kernels/<file>`, built with `constants`, with `args` (Buffer or NumPy scalar).
+        """Returns a launch of kernel `name` in `kernels/<file>`, built with `constants`, with `args` (Buffer or NumPy
+        scalar).
 
-        prelude: OpenCL C in front of the file, such as functions that it calls. cost: what a launch moves and
-        computes, for the profiler.
+        prelude: OpenCL C put before the file, such as functions it calls. cost: bytes and operations per launch, for
+        the profiler.
         """
         if self.sub_group:
             constants = {**constants, "SUB_GROUP": self.sub_group}
         return self.launch_type(self, KernelSource(file, name, constants, prelude), args, groups, local, cost)
 
     def kernel(self, source: KernelSource, shared: bool) -> cl.Kernel:
-        """The compiled kernel: an object of its own, whose arguments nobody else sets, or the shared one."""
+        """Returns the compiled kernel: a private object, whose arguments nobody else sets, or the shared object."""
         with DriverCall():
             return self.programs.kernel(source, shared=shared)
 
     def flush(self) -> None:
-        """Hands everything enqueued to the device without waiting for it."""
+        """Submits everything enqueued to the device, without waiting."""
         with named_errors("submitting work"):
             self.queue.flush()
 
     def marker(self) -> Callable[[], None]:
-        """Hands over everything enqueued. Returns a function that waits until it is done, but for nothing later."""
+        """Submits everything enqueued. Returns a function that waits for this work but not for later work."""
         with named_errors("submitting work"):
             event = cl.enqueue_marker(self.queue)
             self.queue.flush()
@@ -477,14 +474,14 @@ class Device:
     def _wait(self, event: cl.Event) -> None:
         with named_errors("waiting for the device"):
             if not self.runs_ahead and cores_now() < self.compute_units:
-                # A quota leaves fewer cores than the driver has threads. A thread that waits inside Intel's driver
-                # looks for work all the time, and its time comes out of the quota.
+                # A quota leaves fewer cores than the driver has threads. A thread waiting inside Intel's driver polls
+                # for work constantly, and its time counts against the quota.
                 while event.command_execution_status > cl.command_execution_status.COMPLETE:
                     time.sleep(SLEEP_S)
             event.wait()
 
     def close(self) -> None:
-        """Waits for the queue. Nobody needs the errors of a device that is gone. Ends what compiles beside."""
+        """Ends child compilers and waits for the queue. Ignores errors from a lost device."""
         self.programs.close()
         finish_quietly(self.queue)
 

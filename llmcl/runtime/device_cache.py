@@ -1,7 +1,7 @@
-"""What is kept for a device with its driver: tuned kernel constants, and kernels that are excluded, being wrong there.
+"""Per-device data: tuned kernel constants, and kernels excluded for wrong results.
 
-The cache folder has a JSON file for each device, driver and version of llmcl, so that an updated driver and changed
-kernels are judged anew. It is read once a run; `llmcl tune` and `llmcl doctor` write it.
+The cache folder has one JSON file per device, driver and llmcl version, so an updated driver or changed kernels start
+afresh. The file is read once per run; `llmcl tune` and `llmcl doctor` write it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from llmcl.runtime.cache_files import cache_dir, read_cached, write_cached
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.processor import processor
 
-MAX_BYTES = 1 << 20  # of the file
+MAX_BYTES = 1 << 20  # largest file
 MAX_CONSTANT = 1024
 
 
 class DeviceCache:
-    """tuned: constants by what they are for (ops/attention.py, kernels/common/linear.py); excluded: reasons by kernel
-    and dtype.
+    """The tuned constants and excluded kernels of one device.
+
+    tuned: purpose (ops/attention.py, kernels/common/linear.py) -> constants. excluded: kernel and dtype -> reason.
     """
 
     def __init__(self, entry: DeviceEntry):
@@ -45,13 +46,13 @@ class DeviceCache:
         self._read()
 
     def store_tuned(self, tuned: Mapping[str, Mapping[str, int]]) -> None:
-        """Keeps constants by their keys for later runs. Raises OSError where the cache folder cannot be written."""
+        """Stores constants by key for later runs. Raises OSError if the cache folder is not writable."""
         self._read()
         self.tuned |= {key: dict(constants) for key, constants in tuned.items()}
         self._write()
 
     def store_excluded(self, excluded: Mapping[str, str]) -> None:
-        """Replaces what is known to be wrong. Raises OSError where the cache folder cannot be written."""
+        """Replaces the excluded kernels. Raises OSError if the cache folder is not writable."""
         self._read()
         self.excluded = dict(excluded)
         self._write()

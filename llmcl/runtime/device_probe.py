@@ -1,11 +1,11 @@
-"""Whether a driver can use its device: one small kernel, compiled and run in a child process when the two first meet.
+"""Tests whether a driver can use its device: compiles and runs one small kernel in a child process, at first use.
 
 A driver may list a device and then refuse every kernel (an LLVM older than the processor), compute wrong values, crash
-or hang. The answer is remembered. An answer against the driver counts for a day at most, and `llmcl devices` asks anew:
-what was missing may be installed by then.
+or hang. The result is remembered. A failure is remembered for a day at most, and `llmcl devices` tests again, since a
+missing package may have been installed by then.
 
-`ask` runs this module as a program, which says what is wrong. The variable `BROKEN`, as WORDS=HOW, spoils the probe of
-devices with these words in their name, platform or platform version. So a broken driver can be tried without one.
+`ask` runs this module as a program that reports the problem. The variable `BROKEN`, as WORDS=HOW, spoils the probe for
+devices with these words in the name, platform or platform version, to test broken drivers without having one.
 """
 
 from __future__ import annotations
@@ -39,23 +39,23 @@ PROBE = "portable/device_probe.cl"
 BROKEN = "LLMCL_TEST_BROKEN_DRIVER"
 HOW = ("refuses", "wrong", "crashes", "hangs")
 GROUPS = 4
-_NOT_ASKED = "not asked: "  # how a remembered answer begins that says nothing about the driver
+_NOT_ASKED = "not asked: "  # prefix for a remembered result that says nothing about the driver
 _log = logging.getLogger(__name__)
 _SPOILT = {"refuses": f"#error refused by {BROKEN}\n", "wrong": "#define exp(x) (x)\n"}
 
 
 def checked(entries: Sequence[DeviceEntry], *, again: bool = False) -> list[DeviceEntry]:
-    """The entries, each with the `fault` of its driver. again: drivers that failed before are asked once more."""
-    kinds = {digest(entry): entry for entry in entries if entry.lacks is None}  # equal cards are asked as one
+    """Returns the entries, each with the `fault` of its driver. again: tests drivers again that failed before."""
+    kinds = {digest(entry): entry for entry in entries if entry.lacks is None}  # tests equal cards once
     with ThreadPoolExecutor(max(len(kinds), 1)) as pool:
         faults = dict(zip(kinds, pool.map(lambda entry: fault(entry, again=again), kinds.values()), strict=True))
     return [replace(entry, fault=faults.get(digest(entry))) for entry in entries]
 
 
 def fault(entry: DeviceEntry, *, again: bool = False) -> str | None:
-    """What is wrong with the driver of a device that lacks nothing; None: it works, or could not be asked.
+    """Returns the problem with the driver of a device that lacks nothing; None if it works or could not be tested.
 
-    A warning says why it could not.
+    Logs a warning with the reason if the test could not run.
     """
     said = remembered(
         "device_probe",
@@ -124,7 +124,7 @@ def _computes(entry: DeviceEntry, source: str) -> bool:
 
 
 def _broken(entry: DeviceEntry) -> str:
-    """How the probe of this device is to be spoilt; "": not at all."""
+    """Returns how to spoil this device's probe; "": not at all."""
     wanted = os.environ.get(BROKEN, "")
     words, _, how = wanted.rpartition("=")
     if wanted and not (words and how in HOW):

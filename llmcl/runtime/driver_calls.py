@@ -1,7 +1,7 @@
-"""Which threads are inside an OpenCL driver, and when none may enter any more.
+"""Tracks which threads are inside an OpenCL driver, and stops threads from entering at exit.
 
-A driver does not survive two things. In a child of `fork` its threads are missing, and what waits for them waits for
-ever. And a daemon thread that Python stops inside a driver, as the process ends, takes the whole process down.
+Two situations break a driver. In a child of `fork` the driver's threads are missing, so any wait for them never ends.
+And if Python kills a daemon thread inside a driver at exit, the whole process crashes.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ import pyopencl as cl
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
 
-# A CPU's driver takes what the device needs from the host.
+# A CPU driver allocates device memory from the host.
 NO_MEMORY = cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_HOST_MEMORY
-_inside: list[int] = []  # the thread of each call under way
-open_devices: WeakSet[Any] = WeakSet()  # those of device.Device, which come to rest before the process ends
+_inside: list[int] = []  # thread id of each current call
+open_devices: WeakSet[Any] = WeakSet()  # device.Device objects, to be finished before the process ends
 _called = False  # whether this process ever called a driver
-_forked = False  # whether it was forked from a process that did
-_last: int | None = None  # the only thread that may go on, as Python ends
+_forked = False  # whether this process was forked from one that had called a driver
+_last: int | None = None  # the only thread that may still call a driver at exit
 
 
 class DriverCall:
-    """A context within which this thread calls a driver. Raises DeviceError in a child of fork."""
+    """A context in which this thread calls a driver. Raises DeviceError in a child of fork."""
 
     __slots__ = ()
 
@@ -39,17 +39,17 @@ class DriverCall:
         global _called
         check()
         _called = True
-        _inside.append(threading.get_ident())  # before the look at `_last`, which is set before the look at `_inside`
+        _inside.append(threading.get_ident())  # before `_last` is read; _at_exit sets `_last` and then reads `_inside`
         if _last is not None and threading.get_ident() != _last:
             _inside.remove(threading.get_ident())
-            raise SystemExit  # ends the thread, silently: Python is about to do the same less gently
+            raise SystemExit  # ends the thread silently, before Python kills it
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         _inside.remove(threading.get_ident())
 
 
 class named_errors(DriverCall):
-    """A call of the driver. Turns OpenCL's status codes into errors that say what was being done."""
+    """A driver call that turns OpenCL status codes into errors naming the action."""
 
     __slots__ = ("_action",)
 
@@ -71,7 +71,7 @@ class named_errors(DriverCall):
 
 
 def finish_quietly(queue: cl.CommandQueue) -> None:
-    """Waits for the queue. Nobody needs the errors of a device that is gone."""
+    """Waits for the queue. Ignores errors from a lost device."""
     try:
         with named_errors("waiting for the device"):
             queue.finish()
@@ -80,7 +80,7 @@ def finish_quietly(queue: cl.CommandQueue) -> None:
 
 
 def check() -> None:
-    """Raises DeviceError where `forked`."""
+    """Raises DeviceError if `forked`."""
     if _forked:
         raise DeviceError(
             "this process was forked from one that had opened an OpenCL device, and a driver does not survive a fork; "
@@ -90,24 +90,24 @@ def check() -> None:
 
 
 def forked() -> bool:
-    """Whether this process was forked from one that had opened a device."""
+    """Returns whether this process was forked from one that had opened a device."""
     return _forked
 
 
 def _after_fork() -> None:
     global _forked
     _forked |= _called
-    _inside[:] = [thread for thread in _inside if thread == threading.get_ident()]  # the others are not here
-    if _forked:  # to give buffers and queues back would call the driver, so they are kept for ever
+    _inside[:] = [thread for thread in _inside if thread == threading.get_ident()]  # other threads are missing here
+    if _forked:  # freeing buffers and queues would call the driver, so they are kept for ever
         kept = [thing for thing in gc.get_objects() if _module(thing).partition(".")[0] in ("llmcl", "pyopencl")]
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(kept))
         _end_without_handlers()
 
 
 def _end_without_handlers() -> None:
-    """Lets this process end without the exit handlers of drivers, which wait for threads that a child lacks.
+    """Makes this process exit without the drivers' exit handlers, which wait for threads that a child lacks.
 
-    on_exit runs first what was added last, and that ends the process. Only GNU's C library has it.
+    on_exit handlers run in reverse order, and this handler ends the process. Only GNU's C library has on_exit.
     """
     with suppress(AttributeError, OSError):
         library = ctypes.CDLL(None)
@@ -115,12 +115,12 @@ def _end_without_handlers() -> None:
 
 
 def _module(thing: object) -> str:
-    kind = type(thing)  # isinstance would ask a proxy for what it stands for
+    kind = type(thing)  # isinstance would query a proxy's target
     return str(thing.__module__ if kind is FunctionType else kind.__module__)
 
 
 def _at_exit() -> None:
-    """Lets the calls that are under way end. No other thread can begin one."""
+    """Waits for current calls to end. No other thread can begin a call."""
     global _last
     _last = threading.get_ident()
     while any(thread != _last for thread in list(_inside)):

@@ -1,4 +1,4 @@
-"""How much of the host's memory this process may still take."""
+"""How much host memory this process may still allocate."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from pathlib import Path
 
 from llmcl.runtime.control_groups import group_folders
 
-# The files of a control group that hold its limit and its use: of version 2 and of version 1.
+# Control group files with limit and usage, for version 2 and version 1.
 _FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
 
 def host_available_bytes(root: Path = Path("/")) -> int | None:
-    """Bytes of host memory that can be had without swapping, within the limits of this process's control groups.
-
-    None where the system does not say. Linux does.
+    """Returns the bytes of host memory available without swapping, within the limits of this process's control groups.
+    None if the system does not tell; Linux does.
     """
     try:
         meminfo = (root / "proc/meminfo").read_text(encoding="ascii")
@@ -30,5 +29,5 @@ def host_available_bytes(root: Path = Path("/")) -> int | None:
             except (OSError, ValueError):  # no such group, or "max": no limit
                 continue
             cached = re.search(r"^(?:total_)?inactive_file (\d+)", statistics, re.MULTILINE)
-            free.append(max(left + (int(cached[1]) if cached else 0), 0))  # cached pages of files give way
+            free.append(max(left + (int(cached[1]) if cached else 0), 0))  # cached file pages can be reclaimed
     return min(free, default=None)

@@ -1,6 +1,6 @@
-"""Host memory in pages of 2 MiB, for what a CPU device reads from end to end in every step: the weights.
+"""Host memory in 2 MiB pages for the weights, which a CPU device reads from end to end in every step.
 
-A processor that streams through pages of 4 KiB looks up a page for every 64 cache lines and prefetches none beyond.
+A processor streaming through 4 KiB pages needs a page lookup every 64 cache lines and does not prefetch across pages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ ALIGNMENT = 4096
 
 
 class _Block(mmap.mmap):
-    """Anonymous memory that is given back only after `before_freeing` was called."""
+    """Anonymous memory, freed only after a call of `before_freeing`."""
 
     before_freeing: Callable[[], None]
 
@@ -25,15 +25,15 @@ class _Block(mmap.mmap):
 
 
 class HugePages:
-    """Cuts blocks of large pages into pieces. A block is given back when nobody holds a piece of it any more."""
+    """Cuts blocks of huge pages into buffers. A block is freed with its last buffer."""
 
     def __init__(self, before_freeing: Callable[[], None]):
-        """before_freeing: waits until no device uses what was given out."""
+        """before_freeing: waits until no device uses the memory."""
         self._before_freeing = before_freeing
         self._rest = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> np.ndarray | None:
-        """Zeros, uint8 [nbytes], at a multiple of 4096; None where the system has no such pages."""
+        """Returns zeros, uint8 [nbytes], at a multiple of 4096; None if the system has no huge pages."""
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if size > len(self._rest):
             if not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -1,13 +1,12 @@
-"""Makes OpenCL drivers that pip installed visible to the ICD loader, without hiding the system's.
+"""Makes OpenCL drivers installed by pip visible to the ICD loader, without hiding the system's drivers.
 
-pip puts Intel's CPU driver (`libintelocl.so`) into the environment's `lib/`, where no ICD loader looks. An
-ICD loader reads a folder of small text files, each naming a driver library; `OCL_ICD_VENDORS` replaces that
-folder. So a folder of our own is written, with the system's entries copied along, and the variable points to
-it. The PoCL that the package `pocl-binary-distribution` puts beside pyopencl's loader is found by that
-loader itself.
+pip puts Intel's CPU driver (`libintelocl.so`) into the environment's `lib/`, where no ICD loader looks. An ICD loader
+reads a folder with small text files, each naming a driver library; `OCL_ICD_VENDORS` replaces this folder. So llmcl
+writes a folder with copies of the system's entries plus its own, and points the variable there. The loader in pyopencl
+finds the PoCL from the package `pocl-binary-distribution` by itself.
 
-The folder's name is a hash of what it holds. Environments with different drivers have different folders, and
-processes that start at once write the same bytes to the same place.
+The folder's name is a hash of the content. Environments with different drivers get different folders, and processes
+that start together write the same bytes to the same place.
 """
 
 from __future__ import annotations
@@ -30,29 +29,28 @@ INTEL_CPU_LIBRARY = "libintelocl.so"
 OUR_ENTRY = "llmcl-intel-cpu.icd"
 SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
-# Holds the value of OCL_ICD_VENDORS that we set, so that a child process does not take it for the user's.
+# Holds our value of OCL_ICD_VENDORS, so a child process does not take it for the user's.
 OUR_MARK = "LLMCL_SET_OCL_ICD_VENDORS"
-MAX_BYTES = 1 << 16  # of an ICD file
+MAX_BYTES = 1 << 16  # largest ICD file
 PROBE_TIMEOUT_S = 30.0
 REINSTALL = "reinstall it with `pip install --force-reinstall intel-opencl-rt intel-cmplr-lib-rt`"
 
-_temporary: list[Path] = []  # folders that stand in for one of the cache
+_temporary: list[Path] = []  # temporary replacements for a cache folder
 
-Probe = Callable[[str], str | None]  # a library's path or name -> what is wrong with it, or None
+Probe = Callable[[str], str | None]  # library path or name -> problem, or None
 
 
 @cache
 def prepare_icd_loader() -> tuple[str, ...]:
-    """Sets `OCL_ICD_VENDORS` where pip-installed drivers need it; call it before the first OpenCL call.
+    """Sets `OCL_ICD_VENDORS` if pip-installed drivers need it. Call before the first OpenCL call.
 
-    A value that the user set is respected. Does nothing outside Linux (drivers register themselves
-    elsewhere) and under Oclgrind (which replaces the loader). Returns sentences that help a user who misses
-    a device.
+    Respects a value set by the user. Does nothing outside Linux (drivers register themselves elsewhere) and under
+    Oclgrind (which replaces the loader). Returns hints for a user who misses a device.
     """
     if not sys.platform.startswith("linux") or "oclgrind" in os.environ.get("LD_PRELOAD", ""):
         return ()
     if os.environ.get(OUR_MARK) and os.environ.get("OCL_ICD_VENDORS") == os.environ[OUR_MARK]:
-        del os.environ["OCL_ICD_VENDORS"]  # inherited from a parent, perhaps of another environment
+        del os.environ["OCL_ICD_VENDORS"]  # inherited from a parent, perhaps in another environment
     for variable in USER_VARIABLES:
         if os.environ.get(variable):
             return (f"{variable}={os.environ[variable]} is set, and only the OpenCL drivers it names are seen.",)
@@ -64,15 +62,15 @@ def prepare_icd_loader() -> tuple[str, ...]:
 
 
 def vendor_folders() -> list[Path]:
-    """Folders with ICD files: the system's, and that of a conda environment."""
+    """Returns the folders with ICD files: the system's, and a conda environment's."""
     return [SYSTEM_VENDORS, Path(sys.prefix) / "etc" / "OpenCL" / "vendors"]
 
 
 def library_folders() -> list[Path]:
-    """Folders where installers put the shared libraries of wheels, for each folder on the import path.
+    """Returns the folders where installers put shared libraries from wheels, for each folder on the import path.
 
-    A package at PREFIX/lib*/pythonX.Y/site-packages (a virtual environment, `--user`, `--prefix`) has them in
-    PREFIX/lib; one installed with `--target DIR` has them in DIR/lib, if the installer keeps them at all.
+    A package at PREFIX/lib*/pythonX.Y/site-packages (a virtual environment, `--user`, `--prefix`) has libraries in
+    PREFIX/lib. A package installed with `--target DIR` has them in DIR/lib, if the installer keeps them at all.
     """
     folders = [Path(sys.prefix) / "lib"]
     for entry in map(Path, filter(None, sys.path)):
@@ -84,11 +82,11 @@ def library_folders() -> list[Path]:
 def plan_entries(
     vendors: Sequence[Path], libraries: Iterable[Path], probe: Probe
 ) -> tuple[dict[str, str] | None, tuple[str, ...]]:
-    """The ICD files to offer (file name -> library); None where the system's, `vendors[0]`, are right.
+    """Returns the ICD files to offer (file name -> library); None if the system's, `vendors[0]`, are right.
 
-    Of several Intel CPU drivers one is taken, since two in a process would share their global state: the
-    first that works, the registered ones before pip's. Those that do not work are named in the notes. Where
-    pip brings none, the registered ones are left to the loader untested.
+    Selects a single Intel CPU driver, because two in one process would share global state: the first that works,
+    registered drivers before pip's. The notes name drivers that do not work. Without a pip driver, registered drivers
+    are left to the loader untested.
     """
     system = read_vendor_folder(vendors[0])
     entries = dict(system)
@@ -113,7 +111,7 @@ def plan_entries(
 
 
 def read_vendor_folder(folder: Path) -> dict[str, str]:
-    """A folder's ICD files, in order of their names, without those whose library is not there."""
+    """Reads a folder's ICD files in name order, skipping entries whose library is missing."""
     entries = {}
     try:
         files = sorted(folder.glob("*.icd"))
@@ -130,7 +128,7 @@ def read_vendor_folder(folder: Path) -> dict[str, str]:
 
 
 def write_entries(root: Path, entries: Mapping[str, str]) -> Path:
-    """A folder under `root` with exactly these ICD files; a temporary one where `root` cannot be written."""
+    """Returns a folder under `root` with exactly these ICD files, or a temporary folder if `root` is not writable."""
     content = {name: library + "\n" for name, library in sorted(entries.items())}
     digest = hashlib.sha256(repr(content).encode()).hexdigest()[:16]
     folder = root / digest
@@ -150,10 +148,10 @@ def write_entries(root: Path, entries: Mapping[str, str]) -> Path:
 
 
 def loader_has_read() -> None:
-    """Removes the folder that stood in for one of the cache, if any: a loader reads it once in a process.
+    """Removes the temporary folder, if any: a loader reads the folder only once per process.
 
-    Not only at exit, since a process that a signal ends would leave it behind. A child that inherits the variable would
-    find nothing there.
+    Also called before exit, since a process killed by a signal would leave the folder behind. A child that inherits the
+    variable would find nothing there.
     """
     while _temporary:
         folder = _temporary.pop()
@@ -163,34 +161,34 @@ def loader_has_read() -> None:
 
 
 def remembered_probe(library: str) -> str | None:
-    """`probe_in_child`, but a success is remembered until the library or the folder it lies in changes.
+    """Like `probe_in_child`, but remembers success until the library or its folder changes.
 
-    A failure is not remembered: what was missing may be installed anywhere.
+    Failures are not remembered, since a missing library may be installed anywhere.
     """
     try:
         file, folder = os.stat(library), os.stat(os.path.dirname(os.path.realpath(library)))
     except OSError:
-        return probe_in_child(library)  # a bare name, which only the dynamic linker can resolve
+        return probe_in_child(library)  # a bare name, resolved only by the dynamic linker
     identity = repr((os.path.realpath(library), file.st_size, file.st_mtime_ns, folder.st_mtime_ns))
     memo = cache_dir() / "icd" / f"works-{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
     if read_cached(memo, most=0) is not None:
         return None
     problem = probe_in_child(library)
     if problem is None:
-        with suppress(OSError):  # a read-only home costs a probe at each start
+        with suppress(OSError):  # a read-only home costs a probe per start
             write_cached(memo, b"")
     return problem
 
 
 def probe_in_child(library: str) -> str | None:
-    """Opens a context with the driver `library` in a child process (about 50 ms). None if that worked."""
+    """Opens a context with the driver `library` in a child process (about 50 ms). Returns the problem or None."""
     script = str(Path(__file__).absolute().with_name("icd_probe.py"))
     path = os.path.abspath(library) if os.sep in library else library  # the child works in another folder
     try:
         command = [child_process.interpreter(), "-I", "-S", script, path]
         code, said = child_process.run(command, PROBE_TIMEOUT_S, streams=["stderr"])
     except OSError:
-        return None  # no process can be started here: let the loader try
+        return None  # no process can be started: let the loader try
     if code is None:
         return f"no answer within {PROBE_TIMEOUT_S:.0f} s"
     if code < 0:
@@ -199,7 +197,7 @@ def probe_in_child(library: str) -> str | None:
 
 
 def half_installed() -> str | None:
-    """A sentence about a pip package of Intel's driver whose libraries were not installed, or None."""
+    """Returns a hint about a pip package of Intel's driver that lacks its libraries, or None."""
     for entry in map(Path, filter(None, sys.path)):
         if next(entry.glob("intel_opencl_rt-*.dist-info"), None) is not None:
             if any((folder / INTEL_CPU_LIBRARY).is_file() for folder in library_folders()):
@@ -216,7 +214,7 @@ def _is_intel_cpu(library: str) -> bool:
 
 
 def _fill(folder: Path, content: Mapping[str, str]) -> None:
-    """Writes what differs, each file in one step, and removes every other ICD file."""
+    """Writes files that differ, each atomically, and removes all other ICD files."""
     for name, text in content.items():
         file = folder / name
         data = text.encode()
@@ -232,7 +230,7 @@ def _fill(folder: Path, content: Mapping[str, str]) -> None:
 
 
 def _remove_stale(root: Path, keep: Path) -> None:
-    """Removes the folders of environments that are gone: those whose libraries are not there any more."""
+    """Removes folders whose libraries no longer exist, since their environments are gone."""
     for folder in root.iterdir():
         if folder != keep and folder.is_dir():
             written = sum(1 for _ in folder.glob("*.icd"))

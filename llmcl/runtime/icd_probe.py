@@ -1,8 +1,8 @@
-"""Run as a program with a driver library's path: exits 0 if an OpenCL context opens on its first device.
+"""Run as a program with a driver library's path: exits with 0 if an OpenCL context opens on the first device.
 
-A half-installed driver fails in one of three ways: its library does not load, it lists a device but opens no
-context (its built-in functions are missing), or it takes the process down. A child process survives all
-three, so this file is started as one, by path, and imports nothing but the standard library.
+A half-installed driver fails in three ways: the library does not load, it lists a device but opens no context (built-in
+functions are missing), or it crashes the process. A child process survives all three, so this file is run by path and
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ ALL_DEVICES = 0xFFFFFFFF
 
 
 def probe(path: str) -> str | None:
-    """What is wrong with the OpenCL driver library at `path`, or None."""
+    """Returns the problem with the OpenCL driver library at `path`, or None."""
     try:
         library = ctypes.CDLL(path)
     except OSError as error:

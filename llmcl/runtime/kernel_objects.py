@@ -1,8 +1,8 @@
 """Kernel objects without pyopencl's invokers.
 
-pyopencl makes a Python function for each kernel object, which sets its arguments and enqueues it. It looks the function
-up in a SQLite database and unpickles it, a quarter of a millisecond for each object. llmcl sets arguments by itself, so
-here all kernel objects share two plain functions that do the same.
+For each kernel object pyopencl generates a Python function that sets arguments and enqueues. Looking the function up in
+a SQLite database and unpickling it takes a quarter of a millisecond per object. llmcl sets arguments by itself, so here
+all kernel objects share two plain functions with the same effect.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from typing import Any
 import pyopencl as cl
 from platformdirs import user_cache_dir
 
-INVOKERS = "generate_enqueue_and_set_args"  # in pyopencl.invoker; pyopencl calls it for each kernel object
+INVOKERS = "generate_enqueue_and_set_args"  # a function in pyopencl.invoker, called for each kernel object
 _lock = threading.Lock()
 
 
 def new_kernel(program: cl.Program, name: str) -> cl.Kernel:
-    """A new object of the kernel. Where pyopencl has no such function to replace, it makes its own invoker."""
+    """Creates a kernel object. If pyopencl lacks the function to replace, pyopencl makes its own invoker."""
     with _lock, _plain_invokers():
         return cl.Kernel(program, name)
 
@@ -44,7 +44,7 @@ def _plain_invokers() -> Iterator[None]:
 
 
 def _plain_unless_typed(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Another thread of the program may make kernels meanwhile, and say the types of their arguments."""
+    """Leaves typed kernels alone: another thread may be creating kernels with argument types."""
 
     def invokers(name: str, n_passed: int, n_args: int, arg_types: object, *rest: Any, **options: Any) -> Any:
         if arg_types is not None:
@@ -70,13 +70,13 @@ def _set_args_and_enqueue(
 
 @cache
 def _invoker_module() -> ModuleType | None:
-    """pyopencl.invoker. It opens its database when it is imported, if there can be one in the user's cache folder."""
+    """Returns pyopencl.invoker. Importing it opens a database, if the user's cache folder allows."""
     try:
         if not cl._PYOPENCL_NO_CACHE:
             Path(user_cache_dir("pytools", "pytools")).mkdir(parents=True, exist_ok=True)
         return import_module("pyopencl.invoker")
     except ImportError:
         return None
-    except (OSError, RuntimeError, sqlite3.Error):  # RuntimeError: no home folder is known
+    except (OSError, RuntimeError, sqlite3.Error):  # RuntimeError: unknown home folder
         cl._PYOPENCL_NO_CACHE = True
         return import_module("pyopencl.invoker")

@@ -1,8 +1,8 @@
-"""Which OpenCL devices there are, what each can do, and which one is used.
+"""Finds OpenCL devices, describes their abilities, and ranks them.
 
-No device is on a list of allowed ones: OpenCL 1.2 with a compiler and ordinary float32 is enough. Nothing
-here opens a context, so listing devices is cheap and leaves no trace on them; whether a driver's compiler works
-is found out in another process (device_probe.py), and remembered.
+There is no list of allowed devices: OpenCL 1.2 with a compiler and ordinary float32 is enough. Nothing here opens a
+context, so listing is cheap and leaves no trace. A separate process tests whether a driver's compiler works
+(device_probe.py), and the result is remembered.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-POCL = "Portable Computing Language"  # the name of its platform
+POCL = "Portable Computing Language"  # PoCL's platform name
 KINDS = ("gpu", "accelerator", "cpu", "custom")  # in order of preference
 MINIMUM_VERSION = (1, 2)
 _SOFTWARE = re.compile(r"llvmpipe|softpipe|swrast|oclgrind|emulat", re.IGNORECASE)
@@ -31,7 +31,7 @@ _GENERIC_DRIVER = re.compile(r"rusticl|clover|portable computing language", re.I
 
 @dataclass(frozen=True)
 class DeviceEntry:
-    """One device of one platform; the same hardware has an entry for each driver that offers it."""
+    """One device on one platform. Hardware offered by several drivers has several entries."""
 
     index: int
     """Position in `find_devices()`, which lists the preferred device first; a fault does not change it."""
@@ -76,7 +76,7 @@ class DeviceEntry:
 
     @property
     def unusable_reason(self) -> str | None:
-        """Why the device cannot be used."""
+        """Why the device cannot be used, or None."""
         return self.lacks or self.fault
 
     @property
@@ -85,7 +85,7 @@ class DeviceEntry:
 
     @property
     def remedy(self) -> str | None:
-        """What makes it usable, or serves instead."""
+        """What makes the device usable, or an alternative."""
         if self.usable:
             return None
         if self.lacks:
@@ -102,9 +102,9 @@ class DeviceEntry:
 
 
 def find_devices() -> list[DeviceEntry]:
-    """Every device of every platform, the preferred one first, those that lack something last; [] if there is none.
+    """Returns every device on every platform, preferred first, unusable last; [] if there is none.
 
-    Their drivers are not tried here. Raises DeviceError where pyopencl itself cannot be imported.
+    Does not test drivers. Raises DeviceError if pyopencl cannot be imported.
     """
     prepare_icd_loader()
     try:
@@ -115,7 +115,7 @@ def find_devices() -> list[DeviceEntry]:
         ) from error
     try:
         platforms = cl.get_platforms()
-    except cl.Error:  # the ICD loader's way to say that there is none
+    except cl.Error:  # how the ICD loader reports that there are no platforms
         platforms = []
     loader_has_read()
     entries = []
@@ -127,7 +127,7 @@ def find_devices() -> list[DeviceEntry]:
         for device in devices:
             try:
                 entries.append(_describe(cl_platform, device))
-            except cl.Error:  # a device that answers no questions: lost, or reset
+            except cl.Error:  # a device that answers no queries: lost, or reset
                 continue
     return rank_devices(entries)
 
@@ -206,7 +206,7 @@ def _clean(text: str) -> str:
 
 
 def _query(device: cl.Device, name: str, default: Any) -> Any:
-    """A property that older drivers do not know."""
+    """Returns a property, or the default with drivers too old to know it."""
     import pyopencl as cl
 
     try:
@@ -217,8 +217,7 @@ def _query(device: cl.Device, name: str, default: Any) -> Any:
 
 # ---- ranking ----------------------------------------------------------------------------------------------
 
-# What decides between two devices, in this order: the smaller value wins. The sentence is for
-# `explain_choice`.
+# Compares two devices in this order; the smaller value wins. The sentence is for `explain_choice`.
 CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
     (lambda e: e.lacks is not None, "it is the only one that meets the minimum"),
     (lambda e: e.is_software, "software renderers and simulators come last"),
@@ -239,6 +238,6 @@ CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
 
 
 def rank_devices(entries: Sequence[DeviceEntry]) -> list[DeviceEntry]:
-    """The entries in order of preference, `index` set to their position; equals keep their order."""
+    """Returns the entries in order of preference, with `index` set to the position. Equals keep their order."""
     ranked = sorted(entries, key=lambda entry: tuple(value(entry) for value, _ in CRITERIA))
     return [replace(entry, index=index) for index, entry in enumerate(ranked)]

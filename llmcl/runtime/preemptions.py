@@ -1,4 +1,4 @@
-"""How often the system takes cores from this process that compute, because other programs want them, too."""
+"""Measures how often the system preempts this process's compute threads for other programs."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ import time
 if sys.platform != "win32":
     import resource
 
-WINDOW = 16  # steps that an average is of
-# Suspended threads a core and step: above the first number they are frequent, below the second no longer.
+WINDOW = 16  # steps per average
+# Preemptions per core and step: frequent above the first number, until they fall below the second.
 FREQUENT, SELDOM = 0.25, 0.125
-TURN_S = 0.004  # that Linux gives a thread beside others
+TURN_S = 0.004  # a thread's time slice in Linux under contention
 
 
 class Preemptions:
-    """Averages over the last steps of a device with `cores` cores: how long they take, how often threads are suspended
-    meanwhile.
-    """
+    """Averages over recent steps on `cores` cores: step time, and how often threads are preempted."""
 
     def __init__(self, cores: int):
         self._cores = cores
@@ -26,7 +24,7 @@ class Preemptions:
         self._count, self._time_s = _count(), time.perf_counter()
 
     def passed(self, n_steps: int) -> None:
-        """Notes that so many steps have ended since the last call."""
+        """Records that n_steps have ended since the last call."""
         count, now_s = _count(), time.perf_counter()
         weight = min(1.0, n_steps / WINDOW)
         self._rate += weight * ((count - self._count) / (n_steps * self._cores) - self._rate)
@@ -36,12 +34,12 @@ class Preemptions:
 
     @property
     def cost_turns(self) -> bool:
-        """Whether a launch of several steps is worth it: a thread may lose a turn between launches, which a long step
-        would not notice.
+        """Whether launching several steps at once pays: a thread may lose a time slice between launches, which would
+        not matter in a long step.
         """
         return self._frequent and self._step_s < 5 * TURN_S
 
 
 def _count() -> int:
-    """How often threads of this process were suspended that could have gone on; 0 where the system does not say."""
+    """Returns how often runnable threads of this process were preempted; 0 if unknown."""
     return 0 if sys.platform == "win32" else resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw

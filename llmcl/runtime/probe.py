@@ -1,12 +1,11 @@
-"""Questions about a driver that only a trial answers: asked in a child process, the answer remembered.
+"""Questions about a driver that only an experiment answers, asked in a child process, with the answer remembered.
 
-With the wrong instructions a driver's compiler may abort the process, or the device may fault and take its
-context along.
+With the wrong instructions a driver's compiler may abort the process, or a device fault may destroy the context.
 
-What a child says itself is remembered for ever. A crash may also come from a lack of memory. So the question is asked a
-second time, and a second crash is remembered for a day. A child that hangs may run on a busy machine, so that is
-remembered for ten minutes, and so is that a child could not begin, as where a package cannot be imported. A child that
-was ended from outside says nothing about the driver; nothing is remembered.
+An answer from the child itself is remembered for ever. A crash may come from a lack of memory, so the question is asked
+again, and a second crash is remembered for a day. A hang may come from a busy machine, so it is remembered for ten
+minutes, like a failed start (for example a failed import). A child killed from outside says nothing about the driver,
+and nothing is remembered.
 """
 
 from __future__ import annotations
@@ -40,17 +39,17 @@ LASTS_S: Mapping[str, float] = {
     UNKNOWN: 0.0,
 }
 
-_STARTED = "the probe starts"  # printed by the child: what ended it before is not the kernel's doing
-_NO_CODE, _UNKNOWN_CODE = 65, 75  # exit codes; sysexits.h calls them "data error" and "temporary failure"
+_STARTED = "the probe starts"  # printed by the child: an earlier end is not the kernel's fault
+_NO_CODE, _UNKNOWN_CODE = 65, 75  # exit codes, "data error" and "temporary failure" in sysexits.h
 _CRASHES = {"SIGABRT", "SIGBUS", "SIGFPE", "SIGILL", "SIGSEGV", "SIGSYS", "SIGTRAP"}
 
 
 @dataclass(frozen=True)
 class Ending:
-    """How a child process ended. verdict: YES, NO, CRASHED, HUNG, NOT_BEGUN or UNKNOWN. reason: why not YES, a line."""
+    """How a child process ended."""
 
-    verdict: str
-    reason: str = ""
+    verdict: str  # YES, NO, CRASHED, HUNG, NOT_BEGUN or UNKNOWN
+    reason: str = ""  # one line: why not YES
 
 
 def remembered(
@@ -60,10 +59,10 @@ def remembered(
     answer: Callable[[], tuple[str, float]],
     counts: Callable[[str], bool] = lambda stored: True,
 ) -> str:
-    """The answer that was given before on this device with this driver and processor, or that of `answer()`.
+    """Returns the remembered answer for this device, driver and processor, or calls `answer()`.
 
-    kind: a folder of the cache. identity: what else the answer depends on, such as the probe's source.
-    answer: gives the answer and for how many seconds it is to be remembered. counts: whether an earlier one still does.
+    kind: a cache folder. identity: further inputs to the answer, such as the probe's source. answer: returns the answer
+    and for how many seconds to remember it. counts: returns whether a remembered answer is still acceptable.
     """
     path = cache_dir() / kind / digest(entry, *identity)
     stored = _stored(path)
@@ -82,9 +81,8 @@ def remembered(
 
 
 def is_right(kind: str, module: str, entry: DeviceEntry, *arguments: str, source: str) -> bool:
-    """Whether a module's program, run by `ask` with the arguments, says YES of the device. source: of its kernels.
-
-    kind: as for `remembered`.
+    """Returns whether a module's program, run by `ask` with the arguments, answers YES for the device. source: the
+    kernel source. kind: as for `remembered`.
     """
 
     def answer() -> tuple[str, float]:
@@ -95,11 +93,11 @@ def is_right(kind: str, module: str, entry: DeviceEntry, *arguments: str, source
 
 
 def _stored(path: Path) -> str | None:
-    """The answer in a file, unless it is damaged or its time is over."""
+    """Returns the answer in a file, unless damaged or expired."""
     try:
         stored = json.loads(read_cached(path, most=4096) or b"")
         answer, until = stored["answer"], stored["until"]
-        # One that lasts longer than any was written before the clock was set back.
+        # An answer that expires too far ahead was written before the clock was set back.
         fresh = until is None or 0 < until - time.time() < A_DAY + 1
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -107,13 +105,13 @@ def _stored(path: Path) -> str | None:
 
 
 def digest(entry: DeviceEntry, *identity: str) -> str:
-    """A name for what the answers of a device depend on: its driver, the processor, and `identity`."""
+    """Hashes everything that a device's answers depend on: driver, processor, and `identity`."""
     parts = (entry.platform_name, entry.platform_version, entry.name, entry.driver_version, processor(), *identity)
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
 def ask(module: str, entry: DeviceEntry, *arguments: str) -> Ending:
-    """What `python -m module` says about the device; `answer_parent` is its main. A crash counts if it is repeated."""
+    """Asks `python -m module` about the device; `answer_parent` is its main. A crash counts only if repeated."""
     ending = _ask_once(module, entry, arguments)
     return _ask_once(module, entry, arguments) if ending.verdict == CRASHED else ending
 
@@ -128,7 +126,7 @@ def _ask_once(module: str, entry: DeviceEntry, arguments: Sequence[str]) -> Endi
 
 
 def ending_of(code: int | None, lines: Sequence[str]) -> Ending:
-    """What it means that a child said this and ended with this exit code (None: it took too long and was ended)."""
+    """Interprets a child's output and exit code (None: killed after the timeout)."""
     if code == _UNKNOWN_CODE:
         return Ending(UNKNOWN, lines[-1])
     if code is None:
@@ -145,11 +143,11 @@ def ending_of(code: int | None, lines: Sequence[str]) -> Ending:
         return Ending(YES)
     if code == _NO_CODE:
         return Ending(NO, lines[-1])
-    return Ending(CRASHED, how)  # another exit code is the driver's, which ended the process
+    return Ending(CRASHED, how)  # any other exit code means the driver ended the process
 
 
 def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> NoReturn:
-    """The child: probe(device, further arguments) gives what is wrong, one line, or None."""
+    """Runs in the child: probe(device, further arguments) returns the problem in one line, or None."""
     import pyopencl as cl
 
     from llmcl.errors import LlmclError
@@ -167,18 +165,18 @@ def answer_parent(probe: Callable[[DeviceEntry, Sequence[str]], str | None]) -> 
             reason = str(error)
             if not is_taken(error):
                 code = _NO_CODE
-        except Exception as error:  # MemoryError, or a mistake of ours
+        except Exception as error:  # MemoryError, or a defect in llmcl
             reason = repr(error)
     print("\n" + what_failed(reason), flush=True)
-    os._exit(code)  # at once: what a driver does as the interpreter ends was not asked
+    os._exit(code)  # at once: a driver's behaviour at exit does not matter
 
 
 def is_taken(error: Exception) -> bool:
-    """Whether OpenCL says that the device or memory cannot be had, for which another process may be the cause."""
+    """Returns whether the error means that device or memory is unavailable, perhaps because of another process."""
     import pyopencl as cl
 
     codes = cl.status_code
-    cause = error if isinstance(error, cl.Error) else error.__cause__  # an error of ours has OpenCL's as its cause
+    cause = error if isinstance(error, cl.Error) else error.__cause__  # llmcl's errors have the OpenCL error as cause
     return isinstance(cause, cl.Error) and cause.code in (
         codes.DEVICE_NOT_AVAILABLE,
         codes.MEM_OBJECT_ALLOCATION_FAILURE,
@@ -188,7 +186,7 @@ def is_taken(error: Exception) -> bool:
 
 
 def what_failed(log: str) -> str:
-    """The line of a compiler's log that names the error, cut and fit to be shown."""
+    """Returns the line with the error in a compiler's log, shortened and printable."""
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     named = [line for line in lines if "error" in line.lower() and "BUILD_PROGRAM_FAILURE" not in line]
     line = (named or lines or [""])[0]

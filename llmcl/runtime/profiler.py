@@ -1,7 +1,7 @@
-"""A device whose queue keeps the times of every kernel launch, and the files that the times are written to.
+"""A device whose queue records the times of every kernel launch, and writers for the recorded times.
 
-Only a `ProfilingDevice` pays for it: an ordinary device has a queue without profiling and launches that record nothing.
-The times are those of OpenCL's events, in nanoseconds on the device's clock; nothing else leaves the device for them.
+Only a `ProfilingDevice` pays for profiling: an ordinary device has a plain queue and launches that record nothing.
+Times come from OpenCL events, in nanoseconds by the device's clock; nothing else leaves the device for them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CSV_COLUMNS = (
 
 @dataclass(frozen=True)
 class LaunchRecord:
-    """One launch of a kernel. queued, submit, start, end: ns on the device's clock; sizes in work-items."""
+    """One kernel launch. queued, submit, start, end: ns by the device's clock. Sizes in work-items."""
 
     name: str
     queued: int
@@ -38,7 +38,7 @@ class LaunchRecord:
     local_size: tuple[int, ...]
     phase: str
     position: int  # tokens in the cache before the step
-    n_tokens: int  # tokens of the step
+    n_tokens: int  # tokens in the step
     cost: Cost | None
 
     @property
@@ -47,7 +47,7 @@ class LaunchRecord:
 
 
 class ProfiledLaunch(Launch):
-    """A launch that leaves its event with the device."""
+    """A launch that hands its event to the device."""
 
     __slots__ = ()
 
@@ -59,13 +59,13 @@ class ProfiledLaunch(Launch):
 
 
 class ProfilingDevice(Device):
-    """A device that records launches while `phase` has a name; `position` tells where in the text a step begins."""
+    """A device that records launches while `phase` has a name. `position` returns the text position of a step."""
 
     launch_type = ProfiledLaunch
     queue_properties = int(cl.command_queue_properties.PROFILING_ENABLE)
 
     def __init__(self, entry: DeviceEntry):
-        """Raises DeviceError for a driver that cannot take times."""
+        """Raises DeviceError for a driver without profiling."""
         if not entry.device.queue_properties & cl.command_queue_properties.PROFILING_ENABLE:
             raise DeviceError(
                 f"{entry.label} offers no profiling of its queues, so no kernel can be timed; choose another --device, "
@@ -77,9 +77,9 @@ class ProfilingDevice(Device):
         self.pending: list[tuple[Launch, cl.Event, int, str, int]] = []
 
     def records(self) -> list[LaunchRecord]:
-        """Waits for the device; the launches of named phases since the last call, in the order of the queue.
+        """Waits for the device. Returns the launches in named phases since the last call, in queue order.
 
-        Raises DeviceError where the driver's times contradict one another.
+        Raises DeviceError if the driver's times are contradictory.
         """
         self.finish()
         pending, self.pending = self.pending, []
@@ -112,7 +112,7 @@ def _record(launch: Launch, event: cl.Event, n_tokens: int, phase: str, position
 
 
 def write_csv(records: Sequence[LaunchRecord], path: Path) -> None:
-    """One row a launch, in the order of the queue; times in ns, sizes as 64x8x1."""
+    """Writes one row per launch, in queue order; times in ns, sizes as 64x8x1."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(CSV_COLUMNS)
@@ -123,7 +123,7 @@ def write_csv(records: Sequence[LaunchRecord], path: Path) -> None:
 
 
 def write_trace(records: Sequence[LaunchRecord], path: Path, device: str) -> None:
-    """The trace event format of Perfetto and chrome://tracing: a track for steps, one for kernels; times in us."""
+    """Writes the trace event format of Perfetto and chrome://tracing: tracks for steps and kernels; times in us."""
     zero = min((r.start for r in records), default=0)
 
     def event(track: int, name: str, first: int, last: int, **args: object) -> dict[str, object]:
@@ -146,7 +146,7 @@ def write_trace(records: Sequence[LaunchRecord], path: Path, device: str) -> Non
 
 
 def steps(records: Sequence[LaunchRecord]) -> Iterator[list[LaunchRecord]]:
-    """The launches cut into steps: a step has one phase and begins at one position."""
+    """Splits the launches into steps. All launches in a step share phase and position."""
     step: list[LaunchRecord] = []
     for record in records:
         if step and (record.phase, record.position) != (step[0].phase, step[0].position):

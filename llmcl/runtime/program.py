@@ -1,4 +1,4 @@
-"""From a kernel file and its build constants to a compiled program, kept on disk for the next run."""
+"""Compiles a kernel file with build constants into a program, cached on disk for the next run."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ from llmcl.runtime.ptx_splice import needs_splice, splice
 
 _log = logging.getLogger(__name__)
 
-# Denormals cost PoCL a factor of ten; every kernel tolerates contraction into multiply-adds except
-# the one that must reproduce a file format bit for bit. That one turns it off itself.
+# Denormals slow PoCL down by a factor of ten. Every kernel tolerates contraction into multiply-adds, except the kernel
+# that must reproduce a file format bit for bit; it turns contraction off itself.
 BUILD_OPTIONS = ("-cl-std=CL1.2", "-cl-denorms-are-zero", "-w")
 
-REGISTER_LIMIT = "-cl-nv-maxrregcount="  # of a work-item, for compilers with cl_nv_compiler_options
+REGISTER_LIMIT = "-cl-nv-maxrregcount="  # per work-item, for compilers with cl_nv_compiler_options
 
 DIGEST_BYTES = 16
 
@@ -42,10 +42,10 @@ _INCLUDE = re.compile(r'^#include "([^"]+)"(  // again)?$', re.MULTILINE)
 
 @cache
 def read_source(name: str, without: tuple[str, ...] = ()) -> str:
-    """The text of `kernels/<name>` with its `#include "..."` lines (relative to `kernels/`) resolved once each.
+    """Returns the text of `kernels/<name>` with `#include "..."` lines (relative to `kernels/`) resolved once each.
 
-    Behind a line that ends with "  // again" the file is put once more, without those that it includes itself.
-    without: files that are left out, because the text is put behind them.
+    A line ending with "  // again" inserts the file once more, without nested includes. without: files to leave out,
+    because the text is appended to them.
     """
     included = set(without)
 
@@ -61,18 +61,15 @@ def read_source(name: str, without: tuple[str, ...] = ()) -> str:
 
 @dataclass(frozen=True)
 class KernelSource:
-    """Which kernel: `name` of the file `kernels/<file>` behind `prelude`, built with `constants`.
-
-    prelude: OpenCL C put in front of the file, such as the functions that it calls.
-    """
+    """Identifies a kernel: `name` in `kernels/<file>`, after `prelude`, built with `constants`."""
 
     file: str
     name: str
     constants: Mapping[str, object]
-    prelude: str = ""
+    prelude: str = ""  # OpenCL C put before the file, such as functions it calls
 
     def program(self) -> Key:
-        """File, build constants as options, and prelude: what is compiled at once."""
+        """Returns the compilation unit: file, build constants as options, and prelude."""
         return self._key
 
     @cached_property
@@ -84,13 +81,13 @@ class KernelSource:
 
 
 class ProgramCache:
-    """Compiled programs of one device, in memory and on disk.
+    """One device's compiled programs, in memory and on disk.
 
-    The key covers the source, the options, the device, its driver and its platform, so that an updated
-    driver never meets a binary of its predecessor; and the processor, so that none meets instructions that it lacks.
+    The key covers source, options, device, driver and platform, so an updated driver never meets an older binary. It
+    also covers the processor, so no machine meets unsupported instructions.
 
-    PoCL has a cache of its own (in `~/.cache/pocl`), so its binaries are not kept here. When it is asked for one, it
-    compiles every kernel of the program once more, for work-groups of any size. That takes longer than all that is run.
+    PoCL keeps its own cache (in `~/.cache/pocl`), so PoCL's binaries are not kept here. Asked for a binary, PoCL
+    compiles every kernel in the program again for arbitrary work-group sizes, which takes longer than the whole run.
     """
 
     def __init__(self, context: cl.Context, device: cl.Device):
@@ -110,9 +107,9 @@ class ProgramCache:
         self._is_cpu = bool(device.type & cl.device_type.CPU)
         self._programs: dict[Key, cl.Program] = {}
         self._shared: dict[tuple[str, str, str, str], cl.Kernel] = {}
-        self.taken_bytes = 0  # memory of the device that is not left for children
+        self.taken_bytes = 0  # device memory not available to children
         self._background: Compilers | None = None
-        self._counted = 0  # programs of its children that `compiled` contains
+        self._counted = 0  # programs from children already included in `compiled`
         self.compile_s = 0.0
         self.compiled = 0
         self.on_compile: Callable[[], None] | None = None  # called before a program is compiled
@@ -121,7 +118,7 @@ class ProgramCache:
         return len(self._programs)
 
     def kernel(self, source: KernelSource, *, shared: bool = False) -> cl.Kernel:
-        """A kernel object: a fresh one, or with `shared` always the same."""
+        """Returns a new kernel object, or with `shared` always the same object."""
         key = source.program()
         program = self._programs.get(key)
         if program is None:
@@ -136,10 +133,10 @@ class ProgramCache:
         return self._shared[named]
 
     def missing(self, sources: Iterable[KernelSource], *, longest_first: bool = True) -> list[Key]:
-        """The programs that these need and that are neither in memory nor on disk."""
+        """Returns the programs for `sources` that are neither in memory nor on disk."""
         keys = [key for key in dict.fromkeys(source.program() for source in sources) if key not in self._programs]
         found = {key: self._found(*key) for key in keys}
-        if longest_first:  # as far as the text says
+        if longest_first:  # judged by text length
             keys.sort(key=lambda key: len(found[key][0]), reverse=True)
         try:
             if keys and is_trusted(found[keys[0]][2].parent):
@@ -156,10 +153,11 @@ class ProgramCache:
         progress: Progress | None,
         later: Iterable[KernelSource] = (),
     ) -> Iterator[None]:
-        """Compiles what these lack side by side, where that is faster. The rest is compiled while it is open.
+        """Compiles missing programs for `sources` in parallel, if faster. The rest is compiled while the context is
+        open.
 
-        progress(COMPILING, done, total) is called for each program. later: what these lack is compiled afterwards by
-        other processes, if any were started (`compiles_later`).
+        Calls progress(COMPILING, done, total) for each program. later: other processes, if any were started, compile
+        the missing programs for these sources afterwards (`compiles_later`).
         """
         before, keys = self.compiled, self.missing(sources)
 
@@ -179,10 +177,10 @@ class ProgramCache:
     def compile_side_by_side(
         self, entry: DeviceEntry, keys: Sequence[Key], report: Callable[[int], None], later: Sequence[Key] = ()
     ) -> None:
-        """Compiles programs in child processes and here, where that is faster than one after another.
+        """Compiles programs in child processes and here, if faster than one after another.
 
-        report: called with the number of those that are done. What does not compile is left for `kernel` to report.
-        later: programs that the children go on with afterwards, see `compiles_later`.
+        report: called with the number done so far. Programs that fail to compile are left for `kernel` to report.
+        later: programs for the children to continue with; see `compiles_later`.
         """
         later = [key for key in later if key not in keys] if HAS_LATER else []
         if (background := self._background) is not None:
@@ -227,7 +225,7 @@ class ProgramCache:
     def _wait_for_begun(
         self, background: Compilers, keys: Sequence[Key], report: Callable[[int], None]
     ) -> Sequence[Key]:
-        """Waits while children compile some of these. Returns those that they have not begun, or failed at."""
+        """Waits while children compile some of the keys. Returns the keys they have not begun or failed at."""
         wanted = {job for job, key in enumerate(background.keys) if key in keys}
         while wanted & background.under_way():
             report(len(wanted & background.done()))
@@ -236,7 +234,7 @@ class ProgramCache:
         return [key for key in keys if key not in done]
 
     def _end_background(self) -> list[Key]:
-        """Ends the children. Returns the programs that they leave."""
+        """Ends the children. Returns their unfinished programs."""
         compilers, self._background = self._background, None
         if compilers is None:
             return []
@@ -247,7 +245,7 @@ class ProgramCache:
 
     @property
     def compiles_later(self) -> bool:
-        """Whether children are compiling what nobody waits for. They end with this process, and with `close`."""
+        """Whether children are compiling programs that nobody waits for. They end with this process or `close`."""
         return self._background is not None and self._background.is_running
 
     def close(self) -> None:
@@ -255,14 +253,14 @@ class ProgramCache:
         self._end_background()
 
     def store(self, key: Key) -> bool:
-        """Compiles a program into the cache on disk, for another process. False where it cannot be kept there."""
+        """Compiles a program into the disk cache, for another process. Returns False if it cannot be kept there."""
         self._compile(key)
         path = self._found(*key)[2]
-        # A GPU's driver makes machine code of what is kept, and has a cache of its own for it.
+        # A GPU driver compiles the cached binary to machine code, and caches the result itself.
         return path.exists() and (self._is_cpu or self._from_disk(path, key[1]) is not None)
 
     def _found(self, file: str, defines: str, prelude: str) -> tuple[str, str, Path]:
-        """The source text of a program, its build options, and the file that is to hold it."""
+        """Returns a program's source text, build options and cache file."""
         source = prelude + read_source(file)
         options = " ".join((*BUILD_OPTIONS, defines))
         key = hashlib.sha256("\0".join((self._identity, options, source)).encode()).hexdigest()[:32]
@@ -273,13 +271,13 @@ class ProgramCache:
         if stored is None:
             return None
         digest, binary = stored[:DIGEST_BYTES], stored[DIGEST_BYTES:]
-        if digest != _digest(path, binary):  # damaged, or another's; a driver that is given such a binary may crash
+        if digest != _digest(path, binary):  # damaged or foreign; such a binary may crash a driver
             return None
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 program = cl.Program(self._context, [self._device], [binary])
-                # NVIDIA's driver makes machine code now, and has forgotten how many registers there may be.
+                # NVIDIA's driver compiles to machine code now, and has lost the register limit.
                 program.build(options=[option for option in options.split() if option.startswith(REGISTER_LIMIT)])
                 _log.info("loaded %s for %s from %s", path.stem.rpartition("-")[0], self._device.name.strip(), path)
                 return program
@@ -310,7 +308,7 @@ class ProgramCache:
         try:
             write_cached(path, _digest(path, binary) + binary)
         except OSError as error:  # costs compile time, not the run
-            if self.compiled == 1 and not isinstance(error, UnusableError):  # a warning has named that
+            if self.compiled == 1 and not isinstance(error, UnusableError):  # a warning has named the path
                 _log.warning(
                     "compiled kernels cannot be kept in %s (%s), so each start compiles them anew; make the folder "
                     "writable or set LLMCL_CACHE_DIR",
@@ -320,10 +318,10 @@ class ProgramCache:
         return program
 
     def _build(self, program: cl.Program, options: str) -> tuple[cl.Program, bytes]:
-        """The program built, and its binary (empty where none is kept)."""
+        """Builds the program. Returns it with its binary (empty if binaries are not kept)."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            # False: pyopencl keeps no second cache of its own.
+            # False: disables pyopencl's own cache.
             program.build(options=options.split(), cache_dir=False)  # type: ignore[arg-type]
         if not self.keeps_binaries:
             return program, b""
@@ -332,12 +330,12 @@ class ProgramCache:
 
 
 def _digest(path: Path, binary: bytes) -> bytes:
-    """Covers the binary and its file's name, which stands for what it was compiled from. A renamed file is refused."""
+    """Hashes the binary with its file name, which stands for source and options. A renamed file is rejected."""
     return hashlib.blake2b(path.stem.encode() + b"\0" + binary, digest_size=DIGEST_BYTES).digest()
 
 
 def can_keep() -> bool:
-    """Whether programs can be written to the cache folder."""
+    """Returns whether programs can be written to the cache folder."""
     folder = cache_dir() / "programs"
     try:
         make_folder(folder)
@@ -347,7 +345,7 @@ def can_keep() -> bool:
 
 
 def constant_text(value: object) -> str:
-    """The value of a build constant as OpenCL C."""
+    """Formats a build constant's value as OpenCL C."""
     if isinstance(value, bool):
         return str(int(value))
     if isinstance(value, float):

@@ -1,4 +1,4 @@
-"""What a device reaches at most: the rates that those of decode and prefill are compared with."""
+"""Measures a device's peak rates, the ceilings for decode and prefill."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import numpy as np
 
 from llmcl.runtime.device import Device, Launch
 
-CHAINS = 12  # independent sums: more than a multiply-add takes cycles
+CHAINS = 12  # independent sums: more than a multiply-add's latency in cycles
 
 
 def read_bandwidth(device: Device) -> float:
-    """Bytes a second of a streaming read, the ceiling of decode: the best of several passes over a large buffer."""
+    """Returns a streaming read's bytes per second, the ceiling for decode: the best pass over a large buffer."""
     nbytes = min(device.entry.max_alloc_bytes, device.entry.global_mem_bytes // 8, 1 << (29 if device.is_cpu else 32))
     nbytes -= nbytes % (1 << 20)
     best = float("inf")
     source = device.alloc(nbytes, "bandwidth probe", streamed=True)
     device.fill(source, np.uint32(0))
-    # The best split of a stream differs between devices; the ceiling is what the best one reaches.
+    # The best split of a stream differs between devices; the fastest split sets the ceiling.
     sizes = [(device.compute_units * f, 1) for f in (1, 2, 4)] if device.is_cpu else [(4096, 256), (16384, 256)]
     result = device.alloc(4 * max(g * w for g, w in sizes), "bandwidth probe result")
     try:
@@ -39,7 +39,7 @@ def read_bandwidth(device: Device) -> float:
 
 
 def arithmetic_peak(device: Device) -> float:
-    """Float32 operations a second of independent multiply-adds in registers: the ceiling of prefill."""
+    """Returns float32 operations per second for independent multiply-adds in registers, the ceiling for prefill."""
     shapes = [(device.compute_units * f, 1) for f in (1, 4)] if device.is_cpu else [(device.compute_units * 32, 256)]
     wide, rounds = (16, 1 << 16) if device.is_cpu else (1, 1 << 12)
     best = 0.0
@@ -63,7 +63,7 @@ def arithmetic_peak(device: Device) -> float:
 
 
 def _shortest(device: Device, launch: Launch) -> float:
-    """Seconds of the quickest of six runs."""
+    """Returns the seconds of the fastest of six runs."""
     seconds = []
     for _ in range(6):
         device.finish()

@@ -1,4 +1,4 @@
-"""Which device is used: the preferred one, or the one that is asked for, if its driver works."""
+"""Selects the device: the preferred or the requested device, if its driver works."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ DRIVER_ADDRESS_SPACE = 4 << 30  # more than any driver maps before the first dev
 
 
 def select_device(request: str | int | None = None) -> DeviceEntry:
-    """The device to use: the preferred one, or the one that `request` names (see `choose_device`).
+    """Returns the device to use: the preferred one, or the device that `request` names (see `choose_device`).
 
-    Drivers are tried in the order of preference until one works.
+    Tests drivers in order of preference until one works.
     """
     return choose_device(find_devices(), request, fault=fault)
 
@@ -34,13 +34,14 @@ def choose_device(
     *,
     fault: Callable[[DeviceEntry], str | None] = lambda entry: entry.fault,
 ) -> DeviceEntry:
-    """The device among `entries` that `request` names: of several the preferred one whose driver has no fault.
+    """Returns the device in `entries` that `request` names. If several match, returns the preferred device without a
+    fault.
 
-    `request` is an index (also as a string of digits), a kind ("gpu", "cpu", "accelerator"), or part of the
-    name of the device or its platform, else of the platform's version, in upper or lower case; None or ""
-    leaves the choice to the ranking. A warning names each device that was preferred but has a fault.
+    `request` is an index (also as a string of digits), a kind ("gpu", "cpu", "accelerator"), or part of the device or
+    platform name, otherwise of the platform version, in upper or lower case. None or "" leaves the choice to the
+    ranking. Logs a warning for each preferred device with a fault.
 
-    Raises DeviceError, listing what was found, where there is no such device or where it cannot be used.
+    Raises DeviceError, listing all devices, if no device matches or the match cannot be used.
     """
     ranked = rank_devices(entries)
     if not ranked:
@@ -61,7 +62,7 @@ def choose_device(
     else:
         needle = text.lower()
         named = [e for e in ranked if needle in e.name.lower() or needle in e.platform_name.lower()]
-        matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # only there "PoCL", "CUDA"
+        matching = named or [e for e in ranked if needle in e.platform_version.lower()]  # "PoCL", "CUDA" are only there
         wanted = f"a device or platform with {shown(text)} in its name"
     passed_over: list[DeviceEntry] = []
     for entry in matching:
@@ -87,7 +88,7 @@ def choose_device(
 
 
 def explain_choice(entries: Sequence[DeviceEntry]) -> str:
-    """One sentence: which of these devices would be used without a request, and why."""
+    """Returns one sentence: the device used without a request, and the reason."""
     ranked = rank_devices(entries)
     if not ranked:
         return f"No OpenCL device was found; {_advice_without_device()}"
@@ -130,7 +131,7 @@ def _advice_without_device() -> str:
 
 
 def _address_space() -> int | None:
-    """The limit of this process's address space in bytes, if it is one that keeps a driver from starting."""
+    """Returns this process's address space limit in bytes if too low for a driver to start."""
     try:
         import resource
     except ImportError:  # Windows

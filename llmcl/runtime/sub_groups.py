@@ -1,9 +1,9 @@
-"""Which names for sub-groups a device's kernels may use (kernels/common/sub_groups.cl).
+"""Selects the names for sub-groups in a device's kernels (kernels/common/sub_groups.cl).
 
-What a driver lists says which to try. A trial in a child process says whether its sub-groups do what kernels need:
-neighbouring work-items share one, they read each other's values, and a kernel gets the size that it requires.
+The driver's extensions tell which form to try. A test in a child process checks that sub-groups do what kernels need:
+neighbouring work-items share a sub-group, read each other's values, and a kernel gets the required size.
 
-Run as a program by `ask` with a form, it says whether that is right on the device.
+Run as a program by `ask` with a form, this module reports whether the form works on the device.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from functools import cache
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import answer_parent, is_right
 
-NONE, INTEL, AMD, QCOM, KHR = range(5)  # the build constant SUB_GROUP
+NONE, INTEL, AMD, QCOM, KHR = range(5)  # build constant SUB_GROUP
 PROBE = "portable/sub_group_probe.cl"
-SIZES = None, 16  # that a kernel does not require, or does
-BITS = 7  # of the number of a work-item of the probe's group
+SIZES = None, 16  # sub-group size: unspecified, or required
+BITS = 7  # bits in a work-item's number in the probe
 
 _EXTENSIONS = {
     INTEL: ("cl_intel_subgroups", "cl_intel_required_subgroup_size"),
@@ -28,7 +28,7 @@ _EXTENSIONS = {
 
 
 def listed(entry: DeviceEntry) -> int:
-    """The form whose extensions the driver of a GPU lists; NONE for a CPU, whose vectors belong to one work-item."""
+    """Returns the form whose extensions a GPU driver lists; NONE for a CPU, where vectors belong to one work-item."""
     if entry.kind == "cpu":
         return NONE
     there = {*entry.extensions}
@@ -37,9 +37,9 @@ def listed(entry: DeviceEntry) -> int:
 
 @cache
 def sub_group_form(entry: DeviceEntry) -> int:
-    """The form that is right on the device; NONE where there is none, and kernels meet in local memory.
+    """Returns the form that works on the device; NONE if there is none, and kernels use local memory.
 
-    A device that is known by its description alone, without a driver, is taken at its word.
+    A device known only by its description, without a driver, is trusted untested.
     """
     from llmcl.runtime.program import read_source
 

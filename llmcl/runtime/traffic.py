@@ -1,4 +1,4 @@
-"""The count of what crosses between the host and a device."""
+"""Counts traffic between the host and a device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 @dataclass
 class Traffic:
-    """What crossed between host and device since the device was opened, and the kernels launched."""
+    """Bytes moved between host and device since the device was opened, and kernels launched."""
 
     host_to_device_bytes: int = 0
     device_to_host_bytes: int = 0
