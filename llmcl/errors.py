@@ -1,6 +1,6 @@
-"""Every error a user can cause or meet, with the exit code the command line gives it.
+"""All errors that a user can cause or meet, with the command line's exit codes.
 
-A message names the thing, the value found, the value expected, and what to do about it.
+A message names the thing, the value found, the value expected, and the remedy.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 
 E = TypeVar("E", bound="LlmclError")
 
-# What a user can ask for in numbers: sizes in bytes that are made of it are still whole numbers of 128 bits.
+# The largest number a user may give: byte sizes computed from it still fit in 128 bits.
 MAX_NUMBER = 1 << 62
 _SHOWN_CHARACTERS = 80
-NO_MORE_FILES = errno.EMFILE, errno.ENFILE  # of an OSError: this process may have no further one open, or no process
+NO_MORE_FILES = errno.EMFILE, errno.ENFILE  # OSError codes: no more open files in this process, or in the system
 
 
 class LlmclError(Exception):
-    """Base class: `str(error)` is complete and fit to be shown to a user as it is.
+    """Base class. `str(error)` is complete and can be shown to a user unchanged.
 
-    problem: the part of it that says what is wrong, where clients of a server can do something else about it.
+    problem: the part that says what is wrong, for server clients with a different remedy.
     """
 
     exit_code = 1
@@ -29,50 +29,50 @@ class LlmclError(Exception):
 
     @classmethod
     def with_remedy(cls: type[E], problem: str, remedy: str) -> E:
-        """Two sentences: what is wrong, and what to do about it here."""
+        """Builds a message from two sentences: the problem and the remedy."""
         error = cls(f"{problem} {remedy}")
         error.problem = problem
         return error
 
 
 class UsageError(LlmclError, ValueError):
-    """An argument or option with a value that makes no sense (exit code 2, as shells expect)."""
+    """An argument or option with a senseless value (exit code 2, as shells expect)."""
 
     exit_code = 2
 
 
 class DeviceError(LlmclError):
-    """No OpenCL device, an unknown device, a device that failed or went away."""
+    """No OpenCL device, an unknown device, or a device that failed or went away."""
 
     exit_code = 3
 
 
 class OutOfDeviceMemoryError(DeviceError):
-    """The model, its KV cache and its buffers do not fit into the device's memory."""
+    """The model, KV cache and buffers do not fit into device memory."""
 
     exit_code = 4
 
 
 class KernelBuildError(DeviceError):
-    """The device's compiler refused a kernel; the message carries its log."""
+    """The device's compiler rejected a kernel; the message includes the log."""
 
     exit_code = 5
 
 
 class CheckpointError(LlmclError):
-    """A checkpoint that is missing, truncated, inconsistent or hostile."""
+    """A missing, truncated, inconsistent or hostile checkpoint."""
 
     exit_code = 6
 
 
 class UnsupportedModelError(CheckpointError):
-    """A checkpoint that is well formed but needs a feature that llmcl does not have."""
+    """A well-formed checkpoint that needs a feature llmcl does not have."""
 
     exit_code = 7
 
 
 class HubError(CheckpointError):
-    """A model hub that cannot be reached or does not have the model."""
+    """A model hub is unreachable or does not have the model."""
 
     exit_code = 8
 
@@ -80,7 +80,7 @@ class HubError(CheckpointError):
 class ContextLengthError(LlmclError, ValueError):
     """A prompt that does not fit into the context.
 
-    size: how long it is, such as "9031 tokens", for clients of a server; "" where that is not known.
+    size: the prompt's length, such as "9031 tokens", for server clients; "" if unknown.
     """
 
     exit_code = 9
@@ -94,7 +94,7 @@ class ContextLengthError(LlmclError, ValueError):
 
 
 class ServerError(LlmclError):
-    """A server cannot be reached, or refuses or breaks off an answer."""
+    """A server is unreachable, or refuses or breaks off an answer."""
 
     exit_code = 10
 
@@ -106,7 +106,7 @@ def check_whole(name: str, value: object, least: int = 1) -> None:
 
 
 def check_flags(**flags: object) -> None:
-    """Raises UsageError for one that is neither True nor False: "no" would count as True."""
+    """Raises UsageError for a flag that is neither True nor False: "no" would count as True."""
     for name, value in flags.items():
         if type(value).__name__ not in ("bool", "bool_"):  # or NumPy's
             raise UsageError(f"{name} is {shown(value)}; expected True or False")
@@ -125,10 +125,10 @@ def check_function(name: str, value: object) -> None:
 
 
 def shown(value: object) -> str:
-    """A value of a checkpoint or of a user, for a message: as Python writes it, on one line and cut.
+    """Formats a value from a checkpoint or a user for a message: like Python's repr, on one line, shortened.
 
-    Messages end on terminals and in logs: a control character or a change of the writing direction in what strangers
-    wrote would let them say something else there.
+    Messages reach terminals and logs, where control characters or writing-direction marks from strangers could fake
+    other output.
     """
     return one_line(_Cut().repr(value), _SHOWN_CHARACTERS)
 
@@ -139,14 +139,16 @@ def counted(number: int, noun: str) -> str:
 
 
 def one_line(text: object, length: int = 200) -> str:
-    """The text of another program's error on one line, at most `length` characters, unprintable ones escaped."""
+    """Formats another program's error text on one line, at most `length` characters, with unprintable characters
+    escaped.
+    """
     start = str(text)[: length + 1]
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
     return line if len(line) <= length else line[: length - 3] + "..."
 
 
 class _Cut(reprlib.Repr):
-    """`repr` whose time and length do not grow with the value."""
+    """A `repr` whose time and length do not grow with the value."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -157,7 +159,7 @@ class _Cut(reprlib.Repr):
         return repr(x[: _SHOWN_CHARACTERS + 1])
 
     def repr_int(self, x: int, level: int) -> str:
-        n_digits = int(x.bit_length() * 0.30103) + 1  # writing them all takes quadratic time, or is refused
+        n_digits = int(x.bit_length() * 0.30103) + 1  # printing all digits takes quadratic time, or is refused
         return repr(x) if n_digits < 40 else f"a number of {n_digits} digits"
 
     def repr_ndarray(self, x: Any, level: int) -> str:

@@ -1,13 +1,13 @@
-"""How far something that takes a while has come."""
+"""Reports how far a slow operation has come."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# progress(what, done, total): bytes, but for COUNTED kernels, tokens or requests. total: 0 if unknown.
+# progress(what, done, total): counts bytes, except kernels, tokens or requests for COUNTED. total: 0 if unknown.
 Progress = Callable[[str, int, int], None]
 
-OPENING = "opening the device"  # of unknown length: the first time, a driver is tried in processes of its own
+OPENING = "opening the device"  # unknown duration: at first use, the driver is tested in child processes
 COMPILING = "compiling kernels"
 READING = "reading the prompt"
 CHECKING = "checking kernels"

@@ -1,4 +1,4 @@
-"""Text and conversations to token ids and back."""
+"""Converts text and conversations to token ids and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer consists of: thoughts, text and calls of tools."""
+"""The parts of an answer: thoughts, text and tool calls."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 @dataclass
 class Call:
-    """arguments: JSON, as the model wrote it, or what it wrote in another form as JSON."""
+    """A tool call. arguments: JSON, either as the model wrote it or converted from another format."""
 
     id: str
     name: str
@@ -25,14 +25,14 @@ class Said:
 
 @dataclass(frozen=True)
 class Thought:
-    """A piece of what the model thinks before it answers."""
+    """A piece of the model's thoughts before the answer."""
 
     text: str
 
 
 @dataclass(frozen=True)
 class CallPart:
-    """A piece of call number `index`: with is_first its begin, then pieces of its arguments, with is_last its end."""
+    """A piece of call number `index`: the begin (is_first), part of the arguments, or the end (is_last)."""
 
     index: int
     call: Call
@@ -46,8 +46,8 @@ Part = Said | Thought | CallPart
 
 @dataclass(kw_only=True)
 class AnswerParts(ABC):
-    """The parts of one answer so far. `take` gives what is new since it was called last; the rest is what there was in
-    all.
+    """Collects the parts of one answer. `take` returns the parts since the last call; the fields hold everything so
+    far.
     """
 
     text: str = ""
@@ -58,16 +58,16 @@ class AnswerParts(ABC):
     @property
     @abstractmethod
     def is_thinking(self) -> bool:
-        """Whether what comes next goes on with a thought."""
+        """Whether the next text continues a thought."""
 
     @abstractmethod
     def push(self, text: str, token_id: int) -> None:
-        """The answer goes on with this token and its text."""
+        """Takes the answer's next token with its text."""
 
     @abstractmethod
     def finish(self, *, is_cut: bool = False) -> None:
-        """The answer is complete, and what was held back is text. is_cut: it would have gone on, so what is surely the
-        opening of a call is none.
+        """Ends the answer; text held back becomes part of it. is_cut: the answer was cut off, so a certain opening of a
+        call is not shown as text.
         """
 
     def take(self) -> list[Part]:
@@ -85,7 +85,7 @@ class AnswerParts(ABC):
             self._parts.append(Thought(text))
 
     def _call(self, delta: str, *, new: Call | None = None, is_last: bool = False) -> None:
-        """More of the arguments of the last call, or the begin of a new one."""
+        """Adds to the arguments of the last call, or begins a new call."""
         if new is not None:
             self.calls.append(new)
         call = self.calls[-1]
@@ -95,7 +95,7 @@ class AnswerParts(ABC):
 
 
 def n_begun(text: str, marks: Sequence[str], *, spaces: bool = False) -> int:
-    """Characters at the end of a text that may begin one of the marks; spaces: and the white space before it."""
+    """Returns how many characters at the end of a text may begin a mark. spaces: includes white space before marks."""
     found = 0
     for mark in marks:
         for n in range(min(len(mark) - 1, len(text)), found, -1):

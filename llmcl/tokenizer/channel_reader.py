@@ -1,4 +1,4 @@
-"""Answers in channels, as gpt-oss writes them (harmony): thoughts, text and calls are messages of one answer.
+"""Reads answers in channels, gpt-oss's format (harmony): thoughts, text and calls are messages inside one answer.
 
 <|channel|>analysis<|message|>...<|end|><|start|>assistant<|channel|>final<|message|>...<|return|>
 <|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Bern"}<|call|>
@@ -17,11 +17,11 @@ from llmcl.tokenizer.answer_parts import AnswerParts, Call, n_begun
 START, CHANNEL, CONSTRAIN, MESSAGE, END = "<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"
 _ENDS = (END, "<|call|>", "<|return|>", START)
 MARKS = (CHANNEL, CONSTRAIN, MESSAGE, *_ENDS)
-FINAL = f"{CHANNEL}final{MESSAGE}"  # what comes before an answer that begins at once
+FINAL = f"{CHANNEL}final{MESSAGE}"  # precedes an answer without thoughts
 _NAMED = re.compile(r"<\|channel\|>\s*(\w+)")
 _RECIPIENT = re.compile(r"\bto=\s*([^\s<]+)")
 _FUNCTIONS = "functions."
-_PEOPLE = frozenset(("assistant", "user", "all"))  # recipients that are no tools
+_PEOPLE = frozenset(("assistant", "user", "all"))  # recipients that are not tools
 
 
 def has_channels(template: str | None) -> bool:
@@ -30,9 +30,9 @@ def has_channels(template: str | None) -> bool:
 
 @dataclass
 class ChannelReader(AnswerParts):
-    """Reads one answer. schemas, several, special: as of AnswerReader.
+    """Reads one answer. schemas, several, special: see AnswerReader.
 
-    What is said to the user beside the final channel is text of the answer, too.
+    Messages to the user outside the final channel count as answer text, too.
     """
 
     schemas: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -41,7 +41,7 @@ class ChannelReader(AnswerParts):
 
     def __post_init__(self) -> None:
         self._held = ""
-        self._kind: str | None = None  # of the message that is read: "text", "thought", "call", "nothing"
+        self._kind: str | None = None  # kind of the current message: "text", "thought", "call", "nothing"
         self._seen: set[str] = set()
         self._has_begun = False
 
@@ -59,7 +59,7 @@ class ChannelReader(AnswerParts):
             pass
 
     def _read(self, *, final: bool) -> bool:
-        """The head of a message, or what there is of its body; whether more may be read at once."""
+        """Reads a message head, or as much body text as available. Returns whether to read on at once."""
         if self._kind is None:
             head, mark, rest = self._held.partition(MESSAGE)
             if mark:
@@ -81,16 +81,16 @@ class ChannelReader(AnswerParts):
 
     def _begin(self, head: str) -> None:
         self._has_begun = True
-        channels = _NAMED.findall(head)  # a model may think better of one before the message begins
+        channels = _NAMED.findall(head)  # a model may change the channel before the message begins
         tools = [name.removeprefix(_FUNCTIONS) for name in _RECIPIENT.findall(head) if name not in _PEOPLE]
         channel = channels[-1] if channels else "final"
-        if tools:  # without tools a call, such as of one that models were trained with, is nothing to show
+        if tools:  # without tools, a call (say, to a tool known from training) is not shown
             self._kind = "call" if self.schemas and (self.several or not self.calls) else "nothing"
             if self._kind == "call":
                 self._call("", new=Call("call_" + secrets.token_hex(12), tools[-1]))
             return
         self._kind = "thought" if channel == "analysis" else "text"
-        if self._kind in self._seen:  # a second message of its kind
+        if self._kind in self._seen:  # a second message of the same kind
             self._go_on("\n\n", is_last=False)
         self._seen.add(self._kind)
 

@@ -1,7 +1,7 @@
-"""Chat templates: the Jinja program in a checkpoint that writes a conversation as the model learned it.
+"""Chat templates: the Jinja program in a checkpoint that formats a conversation for the model.
 
-A template comes with the checkpoint and is not trusted. It runs in a process of its own with limits of time and memory
-(template_process.py), and there in Jinja's sandbox (template_sandbox.py). It sees plain data only and reads no file.
+A template comes with the checkpoint and is not trusted. It runs in a separate process with limits on time and memory
+(template_process.py), inside Jinja's sandbox (template_sandbox.py). It sees plain data only and cannot read files.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from llmcl.checkpoint.files import is_unicode
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError, one_line, shown
 
 MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
-MAX_REASON = 200  # characters of a template's own words in a message
-MAX_VARIABLES, MAX_VARIABLES_CHARACTERS = 64, 100_000  # that go to a template beside the conversation
-# What a template gets from us or from Jinja; special tokens are reserved as well.
+MAX_REASON = 200  # characters quoted from a template in a message
+MAX_VARIABLES, MAX_VARIABLES_CHARACTERS = 64, 100_000  # limits on extra template variables
+# Names defined by llmcl or Jinja; special tokens are reserved as well.
 _CONVERSATION = "messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"
 _JINJA = "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self", "super", "caller"
 _OWN_NAMES = frozenset((*_CONVERSATION, *_JINJA))
@@ -34,23 +34,24 @@ def render(
     tools: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> str:
-    """The conversation as one text, special tokens included. Any number of threads may call it.
+    """Renders the conversation as one text, special tokens included. Thread-safe.
 
     Args:
-        template: Jinja source. It sees what transformers shows it: `messages`, `add_generation_prompt`,
+        template: Jinja source. It sees the same names as in transformers: `messages`, `add_generation_prompt`,
             `tools`, `documents` (None), the special tokens, `raise_exception`, `strftime_now`, the loop
             controls `break` and `continue`, and a `tojson` that leaves HTML characters alone.
-        messages: dicts with at least `role` and `content`; `content` goes to the template as it is.
+        messages: dicts with at least `role` and `content`; `content` goes to the template unchanged.
         add_generation_prompt: end with the opening of the assistant's next message.
-        special_tokens: names such as `bos_token` and their texts.
-        tools: functions that the model may call, as OpenAI's API describes them; None for none.
-        variables: what else the template is to see, such as `enable_thinking`: plain data by names of its own.
+        special_tokens: texts by name, such as `bos_token`.
+        tools: functions that the model may call, in OpenAI's format; None for none.
+        variables: extra plain data by name, such as `enable_thinking`.
+
     Raises:
-        UsageError: the messages are malformed, or the template refuses them (its reason is in the message); a variable
-            has a reserved name, or the template does not work with the variables.
-        CheckpointError: the template is malformed, fails, makes no text, or goes beyond a limit: MAX_CHARACTERS,
-            or those of template_process.py.
-        ContextLengthError: the conversation is so long that the template goes beyond a limit.
+        UsageError: the messages are malformed, or the template refuses them (the message gives the reason); a
+            variable has a reserved name, or the template fails with the variables.
+        CheckpointError: the template is malformed, fails, returns no text, or exceeds a limit: MAX_CHARACTERS,
+            or a limit in template_process.py.
+        ContextLengthError: the conversation is so long that the template exceeds a limit.
         LlmclError: no process can be started here.
     """
     _check_messages(messages)
@@ -65,7 +66,7 @@ def render(
 
 
 def check_variables(variables: Mapping[str, Any]) -> None:
-    """Raises UsageError where a template cannot get these beside a conversation."""
+    """Raises UsageError if a template cannot take these variables."""
     if len(variables) > MAX_VARIABLES:
         raise UsageError(f"{len(variables)} variables for the chat template, expected at most {MAX_VARIABLES}")
     for name in variables:
@@ -95,7 +96,7 @@ def _render(
     generation: dict[str, Any] = {"add_generation_prompt": add_generation_prompt, "tools": tools, "documents": None}
     plain = [dict(message) for message in messages]
     text = _ask(template, {**variables, "messages": plain, **generation, **special_tokens})
-    # Half a pair in the messages themselves is what `encode` refuses.
+    # `encode` refuses half a surrogate pair from the messages themselves.
     if not is_unicode(text) and is_unicode(json.dumps([plain, variables], ensure_ascii=False)):
         raise _failed("made a text with half a surrogate pair, expected Unicode")
     if not text:
@@ -104,12 +105,12 @@ def _render(
 
 
 def check(template: str) -> None:
-    """Raises CheckpointError, with the line, where the template is not valid Jinja."""
+    """Raises CheckpointError, with the line number, if the template is not valid Jinja."""
     _ask(template, None)
 
 
 def start() -> None:
-    """Starts the process that renders, without waiting for it: to import Jinja takes longer than a short prompt."""
+    """Starts the render process without waiting: importing Jinja takes longer than a short prompt."""
     from llmcl.tokenizer import template_process
 
     template_process.start()
@@ -130,7 +131,7 @@ def _check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
-    from llmcl.tokenizer import template_process  # late, for programs that never meet a template
+    from llmcl.tokenizer import template_process  # imported late, for programs that never use a template
 
     if len(template) > MAX_CHARACTERS:
         raise _failed(f"has {len(template)} characters, expected at most {MAX_CHARACTERS}")
@@ -154,7 +155,7 @@ def _ask(template: str, variables: Mapping[str, Any] | None) -> str:
         reason = reason.removesuffix(".")
         raise UsageError.with_remedy(f"The chat template does not accept these messages: {reason}.", _OTHERS)
     if kind == "S":
-        reason = reason.partition(". ")[0]  # Jinja adds for which tags it was looking
+        reason = reason.partition(". ")[0]  # drops Jinja's list of expected tags
     what = "is not valid Jinja" if kind == "S" else "failed: "
     raise _failed(f"{what}{reason.removesuffix('.')}")
 

@@ -1,13 +1,13 @@
-"""The tokenizer in a GGUF file's metadata, rebuilt for the library `tokenizers`.
+"""Rebuilds the tokenizer in a GGUF file's metadata for the library `tokenizers`.
 
-GGUF keeps the vocabulary, the type of each token, and either merges or scores, and names the rest: `model` is
-the algorithm, `pre` the rules that cut a text into words before it. Three algorithms are known here:
+GGUF stores the vocabulary, each token's type, and either merges or scores, and names the rest: `model` is the
+algorithm, `pre` the rules that first split a text into words. Three algorithms are supported:
 
-- `gpt2`: byte-level BPE. Words are cut by one of PRE_TOKENIZERS.
+- `gpt2`: byte-level BPE. One of PRE_TOKENIZERS splits the words.
 - `llama`: SentencePiece BPE (SentencePiece's other algorithm, Unigram, is recognised and refused). A space is
-  written as U+2581, characters outside the vocabulary as their UTF-8 bytes (tokens `<0x00>`...`<0xFF>`); of
-  all neighbours whose union is a token the one with the highest score is joined.
-- `gemma4`: spaces and bytes as with `llama`, but the file says which neighbours are joined, and in which order.
+  written as U+2581, characters outside the vocabulary as UTF-8 bytes (tokens `<0x00>`...`<0xFF>`). Among all
+  neighbours that form a token, the pair with the highest score is joined.
+- `gemma4`: spaces and bytes as with `llama`, but the file lists the merges in order.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 
 SPACE = "\u2581"  # SentencePiece's visible space
 
-# Limits for SentencePiece, where all cuts of a token are tried. Known vocabularies have 48 characters, 600 000 merges.
+# Limits for SentencePiece, which tries all splits of a token. Known vocabularies: 48 characters, 600 000 merges.
 _MAX_TOKEN_CHARACTERS = 1024
 _MAX_MERGES = 1 << 22
 
-_NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")  # of Phi-3
+_NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's exceptions
 
 # `tokenizer.ggml.token_type`
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
@@ -43,12 +43,13 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     Args:
         metadata: the file's metadata; the keys `tokenizer.ggml.*` are read. Arrays of strings are lists,
             arrays of numbers lists or NumPy arrays.
+
     Returns:
-        The tokenizer, which adds nothing at the ends of a text, and whether a text is to begin with the BOS
-        token.
+        The tokenizer, which adds no tokens at the ends of a text, and whether a text begins with BOS.
+
     Raises:
-        UnsupportedModelError: a model or pre-tokenizer that is not known here.
-        CheckpointError: the metadata is incomplete or contradicts itself.
+        UnsupportedModelError: an unknown model or pre-tokenizer.
+        CheckpointError: the metadata is incomplete or contradictory.
     """
     model = metadata.get("tokenizer.ggml.model")
     tokens = _strings(metadata, "tokenizer.ggml.tokens")
@@ -93,7 +94,7 @@ def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:
             )
         merges.append((left, right))
     tokens = metadata["tokenizer.ggml.tokens"]
-    if repeated(tokens):  # the text that stands twice may have taken the place of one that merges make
+    if repeated(tokens):  # a repeated text may have replaced one that merges produce
         known = set(tokens)
         merges = [(left, right) for left, right in merges if {left, right, left + right} <= known]
     return merges
@@ -117,8 +118,8 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
 def _visible_spaces(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int], merges: list[tuple[str, str]], *, prefix: bool
 ) -> Tokenizer:
-    """BPE with spaces and bytes as SentencePiece has them. prefix: whether a text gets a space before it where the file
-    does not say so.
+    """Returns a BPE with SentencePiece's spaces and bytes. prefix: whether to put a space before a text if the file
+    does not say.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
@@ -144,10 +145,10 @@ def _visible_spaces(
 
 
 def merges_from_scores(tokens: list[str], scores: list[float], types: list[int]) -> list[tuple[str, str]]:
-    """All ways to join two normal tokens to a third, best first: higher score, then longer left part.
+    """Returns all ways to join two normal tokens into a third, best first: higher score, then longer left part.
 
-    SentencePiece has no merges: it joins whatever neighbours make the token with the highest score. A BPE
-    with these merges in this order does the same. Control, byte and user-defined tokens are never joined.
+    SentencePiece has no merges: it joins the neighbours that form the token with the highest score. A BPE with these
+    merges in this order gives the same result. Control, byte and user-defined tokens are never joined.
     """
     normal = {token: token for token, kind in zip(tokens, types, strict=True) if kind == NORMAL}
     longest = max(normal, key=len, default="")
@@ -174,13 +175,13 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
 
 
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
-    """Whether the file is of Phi-3, as llama.cpp tells it; no key says that its special tokens take spaces along."""
+    """Returns whether the file is Phi-3, by llama.cpp's test. No key says that Phi-3's special tokens absorb spaces."""
     name = metadata.get("general.name")
     return isinstance(name, str) and re.search("phi[ -]?3", name.lower()) is not None
 
 
 def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int], *, rstrip: bool) -> None:
-    """rstrip: whitespace behind a special token belongs to it."""
+    """Adds special and user-defined tokens. rstrip: white space after a special token belongs to the token."""
     from tokenizers import AddedToken
 
     special, user_defined = [], []
@@ -201,14 +202,14 @@ def _checked(model: type[BPE], vocabulary: dict[str, int], merges: list[tuple[st
 
 
 def repeated(tokens: list[str]) -> dict[int, int]:
-    """The first id with the same text, for each id whose text has occurred before."""
+    """Maps each id whose text has occurred before to the first id with the same text."""
     first: dict[str, int] = {}
     same = ((index, first.setdefault(token, index)) for index, token in enumerate(tokens))
     return {index: before for index, before in same if before != index}
 
 
 def _vocabulary(tokens: list[str]) -> dict[str, int]:
-    """Ids by texts. A text that occurs again stands for its first id; the others get texts that nothing leads to."""
+    """Returns ids by text. A repeated text maps to the first id; later ids get unreachable texts."""
     vocabulary: dict[str, int] = {}
     for index, token in enumerate(tokens):
         while token in vocabulary:

@@ -1,9 +1,9 @@
-"""How many tokens a text has at least, found without making them: for texts that no context can hold.
+"""Computes a lower bound on a text's token count without tokenizing, to refuse texts that no context can hold.
 
-A token stands for a run of the text, and none for more bytes than the longest of the vocabulary. So there are at least
-as many as bytes over that length, if no part of a text goes without a token: not where a normalizer or pre-tokenizer
-removes some, or where unknown characters are dropped or joined. There the number is 0, and says nothing. Only of bytes
-that are dropped one by one it is known which they are, and they do not count.
+A token stands for a run of text, at most as long as the longest token in the vocabulary. So bytes divided by the
+longest token is a lower bound, unless some text gets no token: if a normalizer or pre-tokenizer removes text, or
+unknown characters are dropped or fused. The bound is then 0. The exception is bytes dropped one by one: they are known
+and are not counted.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Backend
 
-# A character has at most 4 bytes, and is not lost. Composed ones are made of at most 3.4 times their bytes.
+# Every character has at most 4 bytes and is kept. Composition shrinks text by a factor of 3.4 at most.
 _MAX_SHRINK = 4.0
 _SHRINKING = "NFC", "NFD", "NFKC", "NFKD", "Lowercase"
 
 
 class LeastTokens:
-    """least_tokens(text) of a `tokenizers` object. bos: the text of the token of which the first ones count as one."""
+    """Computes least_tokens(text) for a `tokenizers` object. bos: BOS text; repeated BOS at the front counts once."""
 
     def __init__(self, backend: Backend, bos: str | None, byte_characters: dict[str, int]) -> None:
-        """byte_characters: those that stand for a byte each in byte-level BPE."""
+        """byte_characters: byte by character in byte-level BPE."""
         self._backend, self._bos, self._byte_characters = backend, bos, byte_characters
         self._known: float | None = None
-        self._dropped = b""  # bytes that no token stands for
+        self._dropped = b""  # bytes without any token
         self._takes_spaces = any(
             token.lstrip or token.rstrip for token in backend.get_added_tokens_decoder().values()
-        )  # any number of them, into one token
+        )  # a token that absorbs any number of spaces
 
     def __call__(self, text: str) -> int:
         if self._known is None:
@@ -43,7 +43,7 @@ class LeastTokens:
         return math.ceil(n_bytes / self._known)
 
     def _bytes_a_token(self) -> float:
-        """The most bytes of a text that a token may stand for; infinite where some go without one."""
+        """Returns the most bytes per token; infinite if some text gets no token."""
         from tokenizers.models import BPE
 
         backend: Any = self._backend
@@ -63,13 +63,13 @@ class LeastTokens:
                 by_bytes = [f"<0x{byte:02X}>" for byte in range(256)] if model.byte_fallback else [""]
                 if not all(token in vocabulary for token in (self._byte_characters if byte_level else by_bytes)):
                     return math.inf
-        length = len if byte_level else _n_bytes  # of what is written in characters that stand for a byte each
+        length = len if byte_level else _n_bytes  # byte-level tokens have a character per byte
         longest = max(max(map(length, vocabulary)), max(map(_n_bytes, added), default=0))
         return longest * math.prod(map(_shrink, normalizers))
 
 
 def _kinds(component: Any, parts: str) -> list[dict[str, Any]]:
-    """The steps of a normalizer or a pre-tokenizer, as tokenizer.json describes them."""
+    """Lists the steps in a normalizer or pre-tokenizer, in tokenizer.json's format."""
     if component is None:
         return []
 
@@ -82,7 +82,7 @@ def _kinds(component: Any, parts: str) -> list[dict[str, Any]]:
 
 
 def _keeps(pre_tokenizer: dict[str, Any]) -> bool:
-    """Whether a pre-tokenizer leaves every character in some word."""
+    """Returns whether a pre-tokenizer keeps every character."""
     match pre_tokenizer:
         case {"type": "ByteLevel" | "Digits" | "Metaspace"}:
             return True
@@ -93,7 +93,7 @@ def _keeps(pre_tokenizer: dict[str, Any]) -> bool:
 
 
 def _shrink(normalizer: dict[str, Any]) -> float:
-    """How many times as many bytes a text may have had before a normalizer; infinite where it removes some."""
+    """Returns the most by which a normalizer shrinks a text; infinite if it removes characters."""
     match normalizer:
         case {"type": kind} if kind in _SHRINKING:
             return _MAX_SHRINK

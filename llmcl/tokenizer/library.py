@@ -1,4 +1,4 @@
-"""Errors of the library `tokenizers`, which does what a checkpoint describes."""
+"""Handles errors from the library `tokenizers`, which follows a checkpoint's description."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from llmcl.errors import CheckpointError, LlmclError, one_line
 
 @contextmanager
 def refusing(problem: str, remedy: str) -> Iterator[None]:
-    """Turns whatever the library raises inside the block into a CheckpointError: `problem`, its reason, `remedy`."""
+    """Turns any exception inside the block into a CheckpointError: `problem`, the reason, `remedy`."""
     try:
         yield
     except (LlmclError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # also a panic of Rust code, which is no Exception
+    except BaseException as error:  # also a Rust panic, which is not an Exception
         raise CheckpointError(f"{problem}: {one_line(error)}. {remedy}") from error

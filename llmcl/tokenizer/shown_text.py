@@ -1,4 +1,4 @@
-"""The text of an answer in channels as people are shown it: as that of a model that thinks between tags."""
+"""Shows an answer in channels to people: converted to the format with <think> tags."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _THOUGHTS = re.compile(rf"{_OPENING}.*?({_CLOSING}|\Z)", re.DOTALL)
 
 
 class ShownText:
-    """Thoughts between <think> and </think>, and then what is said. `of` makes one for each answer of a model."""
+    """Puts thoughts between <think> and </think>, followed by the answer. `of` makes an object for each answer."""
 
     def __init__(self, reader: ChannelReader):
         self._reader = reader
@@ -26,18 +26,18 @@ class ShownText:
 
     @classmethod
     def of(cls, tokenizer: Tokenizer) -> ShownText | None:
-        """None for a model whose answers have no channels."""
+        """Returns a new object; None for a model without channels."""
         if not has_channels(tokenizer.chat_template):
             return None
         return cls(ChannelReader(special=special_markers(MARKS, tokenizer)))
 
     def push(self, text: str, token_id: int) -> str:
-        """What is to be shown from this token on, whose text is as the detokenizer gives it."""
+        """Takes a token and its detokenized text. Returns the text to show."""
         self._reader.push(text, token_id)
         return self._take()
 
     def flush(self, text: str) -> str:
-        """The rest of an answer that ends with this text."""
+        """Takes the last text. Returns the rest to show."""
         self._reader.push(text, _NO_TOKEN)
         self._reader.finish()
         return self._take()
@@ -48,7 +48,7 @@ class ShownText:
 
 
 class ThinkTags:
-    """Puts the thoughts of an answer between tags, part by part."""
+    """Puts an answer's thoughts between tags, part by part."""
 
     def __init__(self) -> None:
         self._thinks = False
@@ -59,5 +59,5 @@ class ThinkTags:
 
 
 def said(shown: str) -> str:
-    """Of what was shown what was said: without the thoughts, as templates of conversations expect it."""
+    """Returns the shown text without thoughts, as chat templates expect."""
     return _THOUGHTS.sub("", shown)

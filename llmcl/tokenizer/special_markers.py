@@ -1,4 +1,4 @@
-"""Texts that mark the parts of an answer, where they are special tokens."""
+"""Finds texts that mark answer parts and are special tokens."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def special_markers(markers: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
-    """Of texts the ones that are special tokens, by their ids."""
+    """Returns id -> text for the markers that are special tokens."""
     found = {}
     for text in markers:
         ids = tokenizer.encode(text, add_special_tokens=False)

@@ -1,9 +1,9 @@
-"""The process in which chat templates are rendered: one for all models of a program, started early and kept.
+"""The process that renders chat templates: one for all models in a program, started early and kept.
 
-A template is a program from a checkpoint. Nothing inside a process bounds what one operation of it takes, such as a
-filter over a long range or a doubled string. So it runs in a process that may take MEMORY_LIMIT bytes, where the system
-can limit an address space (Linux and other Unix, but not macOS and not Windows). After TIME_LIMIT_S it is ended. A text
-of at most TEXT_LIMIT bytes comes back, and never an object. Where a process ended, the next request gets a new one.
+A template is a program from a checkpoint. Nothing inside a process can bound a single operation, such as a filter over
+a long range or a doubled string. So the template runs in a process limited to MEMORY_LIMIT bytes, if the system can
+limit address space (Linux and other Unix, not macOS or Windows). The process is killed after TIME_LIMIT_S. It returns a
+text of at most TEXT_LIMIT bytes, never an object. After a process has ended, the next request starts a new one.
 """
 
 from __future__ import annotations
@@ -22,41 +22,41 @@ from llmcl.errors import LlmclError
 from llmcl.runtime.child_process import interpreter
 
 TIME_LIMIT_S = 5.0
-START_LIMIT_S = 60.0  # for a machine with much else to do
-MEMORY_LIMIT = 512 << 20  # of which Python and Jinja take 25
-TEXT_LIMIT = 1 << 26  # far more than any context takes
+START_LIMIT_S = 60.0  # generous, for a busy machine
+MEMORY_LIMIT = 512 << 20  # Python and Jinja use 25 MiB
+TEXT_LIMIT = 1 << 26  # far more than any context holds
 
-# The folders stand behind the standard library, so that no module in them takes the place of one of its own.
+# The folders follow the standard library, so their modules cannot shadow standard modules.
 _PROGRAM = """
 import sys
 sys.path.extend(sys.argv[3:])
 from template_sandbox import serve
 serve(int(sys.argv[1]), float(sys.argv[2]))
 """
-# All that the process gets of the environment: no keys, no tokens. The time zone is for strftime_now.
+# The whole environment of the process: no keys, no tokens. The time zone is for strftime_now.
 _ENVIRONMENT = ("TZ", "TZDIR", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT")
 
 
 class LimitError(Exception):
-    """A template took more time or memory than one may, wrote too much, or ended its process."""
+    """A template exceeded its time or memory, wrote too much, or ended its process."""
 
 
 class _EndedError(LimitError):
-    """The process ended, perhaps because of what it had done before."""
+    """The process ended, perhaps because of earlier requests."""
 
 
 class _Process:
-    """A started process; one request at a time."""
+    """A started process; handles one request at a time."""
 
     def __init__(self) -> None:
-        """Returns at once, while the process still imports. Raises LlmclError if there can be none."""
+        """Returns at once, while the process is still importing. Raises LlmclError if no process can be started."""
         folders = [os.path.dirname(os.path.abspath(__file__))]
         for name in ("markupsafe", "jinja2"):
-            package = importlib.util.find_spec(name)  # which imports nothing
+            package = importlib.util.find_spec(name)  # imports nothing
             if package is None or package.origin is None:
                 raise _cannot_start(f"the package {name} is not installed")
             folders.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(package.origin))))
-        options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]  # -I leaves the environment out
+        options = ["-I", "-S", *(["-B"] if sys.dont_write_bytecode else [])]  # -I ignores the environment
         limits = str(MEMORY_LIMIT), str(2 * TIME_LIMIT_S)
         try:
             self._process = subprocess.Popen(
@@ -75,7 +75,7 @@ class _Process:
         self._watch = _Watch(self._process.kill)
 
     def ask(self, request: bytes) -> tuple[str, str]:
-        """The letter and the text of an answer. After an error of any kind the process is no longer usable."""
+        """Returns an answer's letter and text. After any error the process is unusable."""
         if self._starts:
             with self._watch.limit(START_LIMIT_S):
                 if self._answers.read(1) != b"+":
@@ -99,7 +99,7 @@ class _Process:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it takes further requests: else the limit passed while the last answer came."""
+        """Whether the process takes more requests; False if the limit passed during the last answer."""
         return not self._watch.is_late
 
     def stop(self) -> None:
@@ -108,16 +108,16 @@ class _Process:
         self.close()
 
     def close(self) -> None:
-        """Closes this side of the pipes: an idle process ends."""
+        """Closes this side of the pipes, so an idle process ends."""
         self._watch.end()
         for pipe in (self._requests, self._answers):
             with suppress(OSError):
                 pipe.close()
 
     def leave_to_parent(self) -> None:
-        """For a copy of this program that `fork` made: the process belongs to the original."""
+        """Releases the process in a forked copy of this program: it belongs to the original."""
         self._process.returncode = 0
-        self._watch = _Watch(lambda: None)  # a thread that is not here may have held the other's lock
+        self._watch = _Watch(lambda: None)  # a thread missing in this copy may have held the old lock
         self.close()
 
     def _read(self, size: int) -> bytes:
@@ -130,23 +130,23 @@ class _Process:
         return data
 
     def _reason(self) -> str:
-        """Why the process ended, once it did."""
+        """Waits for the process to end. Returns the reason."""
         code = self._process.wait()
         return f"its process ended with {f'signal {-code}' if code < 0 else f'exit code {code}'}"
 
 
 class _Watch:
-    """Calls `late` once, in a thread, when what it limits takes longer than it may. One limit at a time.
+    """Calls `late` once, in a thread, when a limit expires. Handles one limit at a time.
 
-    The thread is kept: to start one for each request takes as long as to render a short conversation. It sleeps until
-    the limit that it knows, and is woken for an earlier one alone.
+    The thread is kept, since starting a thread per request takes as long as rendering a short conversation. It sleeps
+    until the known limit and is woken only for an earlier limit.
     """
 
     def __init__(self, late: Callable[[], None]):
         self._late = late
         self.is_late = self._is_over = False
         self._until: float | None = None
-        self._wakes: float | None = None  # None: the thread sleeps until it is woken, or was not started
+        self._wakes: float | None = None  # None: the thread sleeps until notified, or was not started
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
@@ -188,22 +188,22 @@ _idle: _Process | None = None
 
 
 def start() -> None:
-    """Starts the process without waiting for it, so that it is there when the first request comes."""
+    """Starts the process without waiting, so it is ready for the first request."""
     global _idle
-    if _lock.acquire(blocking=False):  # else there is one at work
+    if _lock.acquire(blocking=False):  # otherwise a process is already at work
         try:
             if _idle is None:
-                with suppress(LlmclError):  # the first request says it
+                with suppress(LlmclError):  # the first request reports the error
                     _idle = _Process()
         finally:
             _lock.release()
 
 
 def ask(request: bytes) -> tuple[str, str]:
-    """The letter and the text with which template_sandbox.py answers a request. Threads take turns.
+    """Returns the letter and text of template_sandbox.py's answer to a request. Threads take turns.
 
     Raises:
-        LimitError: the template went beyond a limit.
+        LimitError: the template exceeded a limit.
         LlmclError: no process can be started here.
     """
     global _idle
@@ -219,7 +219,7 @@ def ask(request: bytes) -> tuple[str, str]:
                 if is_new:
                     raise
             finally:
-                if _idle is not process:  # also after Ctrl-C: its answer would be taken for the next one's
+                if _idle is not process:  # also after Ctrl-C: the next request would get this answer
                     process.stop()
 
 

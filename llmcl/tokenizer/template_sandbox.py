@@ -1,11 +1,11 @@
-"""Renders chat templates in a process of its own, started by template_process.py; the package does not import it.
+"""Renders chat templates in a separate process, started by template_process.py; the package does not import this file.
 
-The process bounds a template: it limits its own memory, may open no file and start no process, and is ended when it
-takes too long. Inside it Jinja's sandbox shows a template plain data only.
+The process bounds a template: it limits its memory, cannot open files or start processes, and is killed when it takes
+too long. Inside, Jinja's sandbox shows a template plain data only.
 
-A request is its length (8 bytes, the greatest first) and JSON: `template`, and `variables`, null to compile it only. An
-answer is a letter, the length and UTF-8: T the text, R the template's reason to refuse the messages, F how it failed,
-S why it is no Jinja, M where the memory did not suffice.
+A request is a length (8 bytes, big-endian) and JSON: `template`, and `variables`, which is null to compile only. An
+answer is a letter, a length and UTF-8 text: T the rendered text, R the template's reason for refusing the messages, F a
+failure, S a syntax error in the template, M out of memory.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jinja2 import constants, debug, nodes
 from jinja2.ext import Extension
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-# Jinja imports these when they are first needed, and by then no file can be opened.
+# Jinja imports these modules on first use, when files can no longer be opened.
 _NEEDED_LATER = constants, debug, textwrap
 
 
 class _Refused(Exception):
-    """The template called `raise_exception`: the conversation is not one that this model takes."""
+    """The template called `raise_exception`: the model does not accept this conversation."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %}...{% endgeneration %}` marks what to train on; no effect here."""
+    """`{% generation %}...{% endgeneration %}` marks training text; no effect here."""
 
     tags = {"generation"}  # noqa: RUF012 (Jinja's way to name an extension's tags)
 
@@ -43,13 +43,13 @@ class GenerationTag(Extension):
 
 
 def serve(memory: int, seconds: float) -> None:
-    """Answers requests until their end, one after the other, in at most `memory` bytes of address space.
+    """Answers requests one after another until the input ends, in at most `memory` bytes of address space.
 
-    seconds: ends a request that nobody waits for any more. Whoever waits has a clock of their own.
+    seconds: kills a request that nobody waits for any more. The waiting side has a separate timer.
     """
     requests, answers = sys.stdin.buffer, sys.stdout.buffer
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all processes of a terminal
-    _answer(b'{"template": "{{ strftime_now(\'%c\') }}", "variables": {}}')  # reads the time zone, and is quicker later
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes in a terminal
+    _answer(b'{"template": "{{ strftime_now(\'%c\') }}", "variables": {}}')  # loads the time zone while files open
     _limit(memory)
     answers.write(b"+")
     answers.flush()
@@ -65,17 +65,17 @@ def serve(memory: int, seconds: float) -> None:
         answers.flush()
         _alarm(0)
         if kind == b"M":
-            return  # the next request gets a process with all of its memory
+            return  # the next request gets a fresh process with full memory
 
 
 def _answer(request: bytes) -> tuple[bytes, str]:
-    """Raises MemoryError alone."""
+    """Returns a request's answer. Raises MemoryError only."""
     wanted = json.loads(request)
     try:
         template = _compiled(wanted["template"])
     except MemoryError:
         raise
-    except Exception as error:  # a template nested too deeply is a RecursionError, not a TemplateError
+    except Exception as error:  # deep nesting is a RecursionError, not a TemplateError
         where = f" in line {error.lineno}" if isinstance(error, jinja2.TemplateSyntaxError) else ""
         return b"S", f"{where}: {_text(error)}"
     try:
@@ -93,7 +93,7 @@ def _text(error: Exception) -> str:
         return str(error)
     except MemoryError:
         raise
-    except Exception as unprintable:  # Python writes no number of more than 4300 digits
+    except Exception as unprintable:  # Python does not print numbers with more than 4300 digits
         return str(unprintable)
 
 
@@ -132,12 +132,12 @@ def _to_json(
 
 
 def _limit(memory: int) -> None:
-    """Gives up for good what a template has no need of. Windows has no such limits, and macOS none of memory."""
+    """Gives up for good what a template does not need. Windows has no such limits, macOS none on memory."""
     if sys.platform != "win32":
         import resource
 
         for name, limit in (("AS", memory), ("NOFILE", 0), ("NPROC", 0), ("FSIZE", 0), ("CORE", 0)):
-            with contextlib.suppress(AttributeError, OSError, ValueError):  # not every system has each of them
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # systems lack some limits
                 what = getattr(resource, f"RLIMIT_{name}")
                 most = resource.getrlimit(what)[1]
                 limit = limit if most == resource.RLIM_INFINITY else min(limit, most)
@@ -145,6 +145,6 @@ def _limit(memory: int) -> None:
 
 
 def _alarm(seconds: float) -> None:
-    """Ends this process after so many seconds; 0 takes the alarm back."""
+    """Ends this process after the given seconds; 0 cancels."""
     if sys.platform != "win32":
         signal.setitimer(signal.ITIMER_REAL, seconds)

@@ -1,4 +1,4 @@
-"""Token ids to text as they arrive: whole characters only, and never a part of a stop string."""
+"""Converts arriving token ids to text: whole characters only, and never part of a stop string."""
 
 from __future__ import annotations
 
@@ -9,16 +9,15 @@ from llmcl.errors import UsageError, shown
 
 
 class Detokenizer:
-    """Turns token ids into text one by one. All `push` results and the `flush` together are the decoded text.
+    """Converts token ids to text one by one. All `push` results plus the `flush` result are the decoded text.
 
-    Every token stands for a run of bytes, so nothing is ever decoded twice: a UTF-8 decoder keeps the one to
-    three bytes of a character that is not complete yet. Bytes that can never become a character give U+FFFD,
-    as `bytes.decode("utf-8", "replace")` does.
+    Every token stands for a run of bytes, so nothing is decoded twice: a UTF-8 decoder keeps the one to three bytes of
+    an incomplete character. Invalid bytes give U+FFFD, like `bytes.decode("utf-8", "replace")`.
 
     Args:
-        token_bytes: the bytes a token id stands for; empty for special tokens.
-        strip_leading_space: leave out one space at the start of the text. SentencePiece models write a word
-            as space + word, the first word of a text included.
+        token_bytes: returns a token id's bytes; empty for special tokens.
+        strip_leading_space: drop one space at the start of the text. SentencePiece models write a word
+            as space + word, including the first word of a text.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], *, strip_leading_space: bool = False) -> None:
@@ -28,11 +27,11 @@ class Detokenizer:
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
 
     def push(self, token_id: int) -> str:
-        """The text that became final with this token; often empty, never part of a character."""
+        """Returns the text completed by this token; often empty, never part of a character."""
         return self._from_start(self._utf8.decode(self._token_bytes(token_id)))
 
     def flush(self) -> str:
-        """What an incomplete character at the end decodes to. The next `push` begins another text."""
+        """Decodes an incomplete character at the end. The next `push` begins a new text."""
         text = self._from_start(self._utf8.decode(b"", final=True))
         self._utf8.reset()
         self._at_start = True
@@ -47,15 +46,16 @@ class Detokenizer:
 
 
 class StopMatcher:
-    """Ends a stream of text before the first stop string that it completes.
+    """Ends a stream of text before the first completed stop string.
 
-    "First" is the stop string that ends earliest, and of those the longest one; so the answer depends on the
-    text alone and not on how it was cut into pieces. At most `max(len(stop)) - 1` characters are held back.
+    "First" means the stop string that ends earliest, and among several the longest, so the result depends on the text
+    alone and not on the pieces. At most `max(len(stop)) - 1` characters are held back.
 
     Args:
-        stop: the stop strings; none at all lets everything pass.
+        stop: the stop strings; with none everything passes.
+
     Raises:
-        UsageError: a stop string is empty, or `stop` is something else.
+        UsageError: a stop string is empty, or `stop` has another type.
     """
 
     def __init__(self, stop: str | Sequence[str]) -> None:
@@ -69,7 +69,7 @@ class StopMatcher:
         self._matched = False
 
     def push(self, text: str) -> tuple[str, bool]:
-        """The text that is safe to show, and whether a stop string is complete; text after it is dropped."""
+        """Returns the text that is safe to show, and whether a stop string is complete; later text is dropped."""
         if self._matched or not self._stop:
             return ("", True) if self._matched else (text, False)
         text = self._held + text
@@ -82,12 +82,12 @@ class StopMatcher:
         return text[: len(text) - n_held], False
 
     def flush(self) -> str:
-        """What was held back, because the text ended before a stop string was complete."""
+        """Returns the text held back when the stream ended inside a possible stop string."""
         held, self._held = self._held, ""
         return held
 
     def _n_held_back(self, text: str) -> int:
-        """Length of the longest end of `text` that begins a stop string."""
+        """Returns the length of the longest suffix of `text` that begins a stop string."""
         for n in range(min(self._longest - 1, len(text)), 0, -1):
             if any(stop.startswith(text[-n:]) for stop in self._stop):
                 return n

@@ -1,7 +1,7 @@
-"""Text to token ids and back, and conversations to token ids, from a Hugging Face folder or a GGUF file.
+"""Converts text to token ids and back, and conversations to token ids, from a Hugging Face folder or a GGUF file.
 
-The library `tokenizers` has the algorithms. Here is what a checkpoint's files leave to the program: the BOS token,
-special tokens in a text, the chat template, and decoding that can go token by token.
+The library `tokenizers` implements the algorithms. This file adds what a checkpoint leaves to the program: BOS, special
+tokens inside a text, the chat template, and token-by-token decoding.
 """
 
 from __future__ import annotations
@@ -37,33 +37,20 @@ if TYPE_CHECKING:
 
     from llmcl.checkpoint import Checkpoint
 
-_MAX_TEMPLATE_BYTES = 1 << 20  # 30 000 is the longest known
-_LONG = 1 << 16  # characters; shorter texts are tokens in less time than the longest token is found
-_SHORT = 1 << 12  # characters; of longer ones `encode` keeps all threads of Python waiting, 1 us for each
-_MAX_GROWTH = 64  # of a text by its normalisation; a space becomes 3 bytes in known ones
-# With a prefix the library `tokenizers` cuts merges between the bytes of a character, and may end the process.
+_MAX_TEMPLATE_BYTES = 1 << 20  # the longest known template has 30 000
+_LONG = 1 << 16  # characters; tokenizing a shorter text is faster than finding the longest token
+_SHORT = 1 << 12  # characters; `encode` blocks all Python threads, 1 us per character
+_MAX_GROWTH = 64  # factor by which normalisation may lengthen text; known normalizers turn a space into 3 bytes
+# With a prefix the library `tokenizers` splits merges inside a character, and may crash the process.
 _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
-_LEAST_TABLE = 4 * 256  # of a charsmap: it is looked up by the first byte of a text
+_LEAST_TABLE = 4 * 256  # of a charsmap: indexed by the first byte of a text
 _CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class Tokenizer:
-    """A model's tokenizer; made by `from_checkpoint`.
-
-    Args:
-        backend: the `tokenizers` object.
-        vocab_size: rows of the model's embedding. Every id must be smaller.
-        bos_token_id, eos_token_ids: beginning of a text; the tokens that end an answer.
-        prepends_bos: put BOS before a text, for a backend that does not do it itself.
-        chat_template: Jinja source, None if the model has none.
-        special_tokens: names such as "bos_token" and their texts, for the chat template.
-        same_as: ids whose text is another id's, which encoding gives.
-    Raises:
-        CheckpointError: the tokenizer has ids that the model has no embedding for.
-        UnsupportedModelError: token texts are encoded in a way that is not known here.
-    """
+    """A model's tokenizer, made by `from_checkpoint`."""
 
     def __init__(
         self,
@@ -77,6 +64,21 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         same_as: Mapping[int, int] | None = None,
     ) -> None:
+        """Wraps a `tokenizers` object.
+
+        Args:
+            backend: the `tokenizers` object.
+            vocab_size: rows in the model's embedding. Every id must be smaller.
+            bos_token_id, eos_token_ids: the token before a text; the tokens that end an answer.
+            prepends_bos: put BOS before a text, for a backend that does not.
+            chat_template: Jinja source, None if the model has none.
+            special_tokens: texts by name, such as "bos_token", for the chat template.
+            same_as: id -> the id with the same text that encoding returns.
+
+        Raises:
+            CheckpointError: the tokenizer has ids without an embedding.
+            UnsupportedModelError: token texts are encoded in an unknown way.
+        """
         _check_normalizer(backend)
         backend.no_padding()
         backend.no_truncation()
@@ -93,7 +95,7 @@ class Tokenizer:
         bos = None if bos_token_id is None else backend.id_to_token(bos_token_id)
         self._least_tokens = LeastTokens(backend, bos, byte_level_alphabet())
         self.eos_token_ids = frozenset(eos_token_ids)
-        # An added token without an embedding, as Gemma 3 1B has one for images, is refused where a text holds it.
+        # An added token without an embedding (Gemma 3 1B has an image token) is refused only when a text contains it.
         if n_tokens > vocab_size and max(backend.get_vocab(with_added_tokens=False).values()) >= vocab_size:
             raise CheckpointError(
                 f"The tokenizer has {counted(n_tokens, 'token')}, but the model only "
@@ -103,11 +105,11 @@ class Tokenizer:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> Tokenizer:
-        """The tokenizer of an open checkpoint, from the metadata of a GGUF file or the files of a folder.
+        """Returns the tokenizer of an open checkpoint, from a GGUF file's metadata or a folder's files.
 
         Raises:
-            CheckpointError: no tokenizer, or one that is damaged; the message says what to do.
-            UnsupportedModelError: a kind of tokenizer that is not known here, named in the message.
+            CheckpointError: no tokenizer, or a damaged one; the message says what to do.
+            UnsupportedModelError: an unknown kind of tokenizer, named in the message.
         """
         with refusing("The tokenizer cannot be made", "The checkpoint is damaged; fetch or convert it again."):
             if checkpoint.gguf_metadata is not None:
@@ -120,29 +122,30 @@ class Tokenizer:
         return self.chat_template is not None
 
     def use_chat_template(self, source: str) -> None:
-        """Takes this template (Jinja) in place of the model's own. Raises CheckpointError where it is no Jinja."""
+        """Replaces the model's chat template with this Jinja source. Raises CheckpointError for invalid Jinja."""
         if not isinstance(source, str):
             raise UsageError(f"chat_template is {shown(source)}; expected the text of a template (Jinja)")
         chat_template.check(source)
         self.chat_template = source
 
     def encode(self, text: str, add_special_tokens: bool = True, *, most: int | None = None) -> list[int]:
-        """The ids of a text.
+        """Returns the ids of a text.
 
-        A special token written out in the text (such as `<|im_end|>` or `</s>`) becomes that token, as in
-        transformers and llama.cpp's completion. Remove it first from the text of others if you do not want that.
+        A special token written out in the text (such as `<|im_end|>` or `</s>`) becomes a special token, as in
+        transformers and llama.cpp's completion. To prevent this in untrusted text, remove such markers first.
 
         Args:
-            text: any string; "" gives no ids or BOS alone.
-            add_special_tokens: put BOS in front where the model was trained with it. There is never more than
-                one BOS in front, also when the text begins with it.
-            most: tokens that there is room for. A text that has more for certain is refused before it is encoded, which
-                would take seconds for each megabyte; the ids of any other may still be more.
+            text: any string; "" gives no ids or only BOS.
+            add_special_tokens: put BOS in front if the model was trained with BOS. There is never more than
+                one BOS in front, even if the text begins with BOS.
+            most: room in tokens. A text certain to have more is refused before encoding, which would take seconds
+                per megabyte; other texts may still give more ids.
+
         Raises:
-            ContextLengthError: the text has more than `most` tokens for certain.
-            UsageError: it is no string, it holds half a surrogate pair, which no UTF-8 text can, or it holds a token
-                that the model has no embedding for.
-            CheckpointError: the tokenizer gave an id that the model has no embedding for, of no added token.
+            ContextLengthError: the text certainly has more than `most` tokens.
+            UsageError: not a string, half a surrogate pair (not valid UTF-8), or a token for which the model has no
+                embedding.
+            CheckpointError: the tokenizer returned an id without an embedding for an ordinary token.
         """
         check_text("text", text)
         _check_unicode(text)
@@ -182,27 +185,27 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The text of ids. Special tokens and unknown ids give nothing, invalid UTF-8 gives U+FFFD."""
+        """Returns the text of ids. Special tokens and unknown ids give nothing, invalid UTF-8 gives U+FFFD."""
         text = b"".join(map(self._token_bytes, ids)).decode("utf-8", "replace")
         return text.removeprefix(" ") if self._token_bytes.leading_space else text
 
     def differing_token(self, other: Tokenizer) -> int | None:
-        """The first id that both have and that stands for another token in `other`; None: there is none."""
+        """Returns the first id, present in both, with a different token in `other`; None if there is none."""
         ids = range(min(self.n_vocab, other.n_vocab))
         return next((i for i in ids if self._backend.id_to_token(i) != other._backend.id_to_token(i)), None)
 
     def token(self, token_id: int) -> str | None:
-        """A token as the vocabulary writes it; None for an id without one."""
+        """Returns a token as written in the vocabulary; None for an unknown id."""
         return self._backend.id_to_token(self._same_as.get(token_id, token_id))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to a text, in UTF-8; maybe a part of a character. Special and unknown ones add nothing."""
+        """Returns a token's UTF-8 bytes, possibly part of a character. Empty for special tokens and unknown ids."""
         return self._token_bytes(token_id)
 
     def detokenizer(self, *, as_it_is: bool = False) -> Detokenizer:
-        """A decoder to which ids are given one at a time; all together it gives what `decode` does.
+        """Returns a decoder that takes ids one at a time and gives the same text as `decode`.
 
-        as_it_is: it keeps the space that SentencePiece puts before the first word.
+        as_it_is: keeps the space that SentencePiece puts before the first word.
         """
         return Detokenizer(self._token_bytes, strip_leading_space=self._token_bytes.leading_space and not as_it_is)
 
@@ -213,17 +216,18 @@ class Tokenizer:
         tools: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the model was trained to see it, as text with special tokens.
+        """Renders the conversation in the model's trained format, as text with special tokens.
 
         Args:
             messages: `[{"role": "user", "content": "Hello"}, ...]`.
             add_generation_prompt: end with the opening of the assistant's answer.
-            tools: functions that the model may call, as OpenAI's API describes them; None for none.
-            variables: what else the template is to see, such as `enable_thinking`: plain data by names of its own.
+            tools: functions that the model may call, in OpenAI's format; None for none.
+            variables: extra plain data by name for the template, such as `enable_thinking`.
+
         Raises:
-            UsageError: there is no chat template, or it does not accept the messages or the variables.
-            CheckpointError: the template is broken, or takes more time or memory than one may.
-            LlmclError: the process that renders it cannot be started here.
+            UsageError: there is no chat template, or it rejects the messages or variables.
+            CheckpointError: the template is broken, or exceeds a limit on time or memory.
+            LlmclError: the render process cannot be started here.
         """
         if self.chat_template is None:
             raise UsageError.with_remedy(
@@ -247,20 +251,19 @@ class Tokenizer:
         *,
         most: int | None = None,
     ) -> list[int]:
-        """The ids of `render_chat`. Its BOS, if any, comes from the template alone, as in transformers.
+        """Returns the ids of `render_chat`. BOS, if any, comes from the template alone, as in transformers.
 
-        most: as of `encode`; what the template made of the messages counts, which may be less than they are.
+        most: as for `encode`, applied to the rendered text, which may be shorter than the messages.
         """
         return self.encode(self.render_chat(messages, add_generation_prompt, tools), False, most=most)
 
 
 class TokenBytes:
-    """The UTF-8 bytes of each token of a `tokenizers` object, found on demand and remembered.
+    """Returns each token's UTF-8 bytes for a `tokenizers` object, computed on demand and cached.
 
-    Special tokens and ids outside the vocabulary have none. `leading_space`: the decoder drops one space at
-    the start of a text. It agrees with the decoder of `tokenizers`, except where that one loses text: an
-    added token stands for its own text also when that happens to read as byte-level code, and an invalid
-    sequence of byte tokens does not take the valid ones beside it along.
+    Special tokens and unknown ids have no bytes. `leading_space`: the decoder drops one space at the start of a text.
+    The result agrees with the decoder in `tokenizers`, except where the latter loses text: an added token keeps its own
+    text even if it reads as byte-level code, and an invalid sequence of byte tokens does not remove valid neighbours.
     """
 
     def __init__(self, backend: Backend, same_as: Mapping[int, int] | None = None) -> None:
@@ -279,13 +282,13 @@ class TokenBytes:
         token_id = self._same_as.get(token_id, token_id)
         found = self._known.get(token_id)
         if found is None:
-            is_id = 0 <= token_id < 1 << 32  # as the library counts them
+            is_id = 0 <= token_id < 1 << 32  # the library uses 32-bit ids
             token = self._backend.id_to_token(token_id) if is_id else None
             found = self._known[token_id] = self._bytes_of(token or "")
         return found
 
     def _read_decoder(self, decoder: dict[str, Any]) -> None:
-        """Takes over one step of decoding, as tokenizer.json describes it."""
+        """Records one decoding step from tokenizer.json."""
         match decoder:
             case {"type": "Sequence", "decoders": steps}:
                 for step in steps:
@@ -324,9 +327,9 @@ class TokenBytes:
 
 
 def byte_level_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in byte-level BPE (GPT-2), the other way round.
+    """Maps each character in byte-level BPE (GPT-2) to its byte.
 
-    Printable bytes stand for themselves as Latin-1 characters; the other 68 are numbered from U+0100 on.
+    Printable bytes are Latin-1 characters; the other 68 are numbered from U+0100.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
@@ -334,7 +337,9 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 def _check_normalizer(backend: Any) -> None:
-    """Where memory ends, the library `tokenizers` ends the process. So no text may become many times as long."""
+    """Refuses normalizers that lengthen a text by more than _MAX_GROWTH: out of memory, the library `tokenizers` kills
+    the process.
+    """
     growth = 1 if backend.normalizer is None else _growth(json.loads(backend.normalizer.__getstate__()))
     if growth > _MAX_GROWTH:
         raise CheckpointError(
@@ -344,12 +349,12 @@ def _check_normalizer(backend: Any) -> None:
 
 
 def _growth(normalizer: dict[str, Any]) -> int:
-    """How many times as many bytes a text may have after the replacements of a normalizer."""
+    """Returns by how much a normalizer's replacements may multiply a text's bytes."""
     match normalizer:
         case {"type": "Sequence", "normalizers": steps}:
             return math.prod(map(_growth, steps))
         case {"type": "Replace", "pattern": pattern, "content": content}:
-            replaced = len(pattern.get("String", "").encode()) or 1  # an expression may match a byte
+            replaced = len(pattern.get("String", "").encode()) or 1  # a regular expression may match a single byte
             return max(1, -(-len(content.encode()) // replaced))
         case _:
             return 1
@@ -398,7 +403,7 @@ def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
 
 
 def _id(read: Reader, key: str) -> int | None:
-    """A token id that only the chat template uses. One outside the vocabulary counts as none."""
+    """Returns a token id used only by the chat template. Ids outside the vocabulary are ignored later."""
     value = read.get(key)
     if value is not None and type(value) is not int:
         read.fail(key, value, "a token id")
@@ -409,10 +414,9 @@ def _id(read: Reader, key: str) -> int | None:
 
 
 def _charsmap_problem(text: bytes) -> str | None:
-    """What is wrong with a charsmap in base64: the size of a table in 4 bytes, the table, and texts.
+    """Checks a base64 charsmap: table size in 4 bytes, the table, and texts. Returns the problem or None.
 
-    The library takes memory for the table before it looks whether there is one, and at other damage it panics, which
-    writes a backtrace to the terminal.
+    The library allocates the table before checking that it exists. Other damage makes it panic and print a backtrace.
     """
     try:
         data = base64.b64decode(text, validate=True)
@@ -463,12 +467,12 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
 
 
 def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
-    """The chat template: its own file before the entry in tokenizer_config.json, as transformers does."""
+    """Returns the chat template. chat_template.jinja goes before tokenizer_config.json, as in transformers."""
     file = folder / "chat_template.jinja"
     if file.exists():
         return _decoded(read_bytes(file, _MAX_TEMPLATE_BYTES), file)
     template = optional_json(folder / "chat_template.json").get("chat_template", settings.get("chat_template"))
-    if isinstance(template, list):  # several, by name
+    if isinstance(template, list):  # several templates by name
         named = [item for item in template if isinstance(item, dict)]
         if wrong := [item.get("name") for item in named if not isinstance(item.get("name"), str)]:
             raise CheckpointError(_unexpected("the name of a chat_template", wrong[0], "a string"))
@@ -479,7 +483,7 @@ def _folder_template(folder: Path, settings: Mapping[str, Any]) -> str | None:
 
 
 def _token_text(name: str, value: Any) -> str | None:
-    """A special token is written as its text or as an object with its text and properties."""
+    """Reads a special token, written as text or as an object with text and properties."""
     text = value.get("content") if isinstance(value, dict) else value
     if text is not None and not isinstance(text, str):
         raise CheckpointError(_unexpected(name, value, "a string, or an object with a string `content`"))
