@@ -1,7 +1,7 @@
-"""The command line `llmcl`: parse, call, print. One file a command.
+"""The command line `llmcl`: parse, call, print. One file per command.
 
-Text goes to standard output, everything else to standard error. A command is imported when it is called, and imports
-the engine, the hub client and rich when it needs them, so that `llmcl --help` answers at once.
+Text goes to standard output, everything else to standard error. A command is imported when called, and imports the
+engine, the hub client and rich only when needed, so `llmcl --help` answers at once.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from llmcl import __version__
 from llmcl.cli import command
 from llmcl.cli.command import TYPER_SETTINGS, Command
 
-# Each command and its line in `llmcl --help`, which stands for its docstring under `python -OO`. The function has the
-# command's name, and the EPILOG of its module ends its --help.
+# Each command with its line in `llmcl --help`, which replaces the docstring under `python -OO`. The function has the
+# command's name, and EPILOG in its module ends the command's --help.
 _COMMANDS = {
     "run": "Chat with a model, or answer one prompt.",
     "generate": "Stream a model's answer, or answer a file of requests.",
@@ -41,17 +41,17 @@ _COMMANDS = {
     "help": "Show this list, or the options of a command.",
     "version": "Print the version.",
 }
-# Commands that are defined in another module than the one with their name.
+# Commands defined in a module with another name.
 _MODULES = dict.fromkeys(("pull", "list", "show", "rm"), "downloads") | dict.fromkeys(("help", "version"), "about")
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name. Each is imported when it is asked for: its options take longer to build than to parse."""
+    """The commands by name. Each is imported on first use: building its options takes longer than parsing them."""
 
     def __getitem__(self, name: str) -> Any:
         line = _COMMANDS[name]
         module = import_module(f"{__name__}.{_MODULES.get(name, name)}")
-        function = getattr(module, name, None) or getattr(module, f"{name}_")  # `list_`: a built-in has that name
+        function = getattr(module, name, None) or getattr(module, f"{name}_")  # `list_`: the plain name is a built-in
         app = typer.Typer(**TYPER_SETTINGS)
         text, epilog = inspect.getdoc(function) or line, getattr(module, "EPILOG", None)
         app.command(name, cls=Command, short_help=line, help=text, epilog=epilog)(function)
@@ -69,7 +69,7 @@ class _Group(TyperGroup):
         super().__init__(**settings | {"commands": _Commands()})
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        with formatter.section("Commands"):  # without importing them
+        with formatter.section("Commands"):  # no imports
             formatter.write_dl(list(_COMMANDS.items()))
 
 
@@ -101,4 +101,4 @@ def _common(
 
 def main() -> None:
     """Entry point of the program `llmcl`."""
-    command.run(app, "llmcl")  # `run` is the name of a command's module
+    command.run(app, "llmcl")  # plain `run` is a command's module

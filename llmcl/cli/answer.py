@@ -1,4 +1,4 @@
-"""Showing an answer while it streams, and stopping it with Ctrl-C between two tokens."""
+"""Shows an answer while streaming, and stops between two tokens on Ctrl-C."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class Answer:
-    """What was shown so far. `stats` comes with the last token, so an interrupted answer has none."""
+    """The answer shown so far. `stats` arrives with the last token, so an interrupted answer has none."""
 
     n_tokens: int = 0
     tbt_ms: list[float] = field(default_factory=list)
@@ -28,7 +28,7 @@ class Answer:
     interrupted: bool = False
 
     def report(self) -> str:
-        """The text report of the whole answer, or of the part that there is."""
+        """Returns the text report for the whole answer, or for the part received."""
         if self.stats is not None:
             return self.stats.report(width=_columns())
         from llmcl.engine.stats import report_so_far
@@ -36,12 +36,12 @@ class Answer:
         return report_so_far(self.tbt_ms, self.n_tokens, width=_columns())
 
     def fills_context(self, max_tokens: int) -> bool:
-        """Whether it ended with fewer tokens than it might have had because the context has no room for more."""
+        """Returns whether a full context ended the answer before max_tokens."""
         n_tokens = self.n_tokens if self.stats is None else self.stats.generated_tokens
         return self.finish_reason == "length" and n_tokens < max_tokens
 
     def summary(self) -> str:
-        """One line: the times of the answer."""
+        """Returns one line with the answer's times."""
         from llmcl.engine.stats import between_arrivals, summarize
 
         tbt, stats = summarize(between_arrivals(self.tbt_ms)), self.stats
@@ -51,7 +51,7 @@ class Answer:
         return ", ".join([*parts, counted(self.n_tokens if stats is None else stats.generated_tokens, "token")])
 
     def why_cut(self, max_tokens: int) -> str | None:
-        """A sentence for an answer that did not end by itself."""
+        """Returns a sentence for a cut-off answer, otherwise None."""
         if self.fills_context(max_tokens):
             return "the context is full, so the answer ends here; -c/--ctx-size makes it larger"
         if self.finish_reason == "length":
@@ -60,7 +60,7 @@ class Answer:
 
 
 def _columns() -> int | None:
-    """The width of the terminal that standard error is shown on; None where it is none."""
+    """Returns standard error's terminal width; None if not a terminal."""
     if not sys.stderr.isatty():
         return None
     try:
@@ -70,13 +70,14 @@ def _columns() -> int | None:
 
 
 def write_plain(text: str) -> None:
-    """Print a piece of an answer as it is."""
+    """Prints a piece of an answer unchanged."""
     print(text, end="", flush=True)
 
 
 def show(pieces: Generator[Piece, None, None], write: Callable[[str], None] = write_plain) -> Answer:
-    """Prints each piece as it comes, with `write`. Ctrl-C ends the answer after the token in work and closes `pieces`;
-    before the first token, or a second time, it raises KeyboardInterrupt at once."""
+    """Prints each piece as it comes, with `write`. Ctrl-C ends the answer after the current token and closes `pieces`.
+    Before the first token, or on a second Ctrl-C, KeyboardInterrupt is raised at once.
+    """
     answer = Answer()
     with _ctrl_c_ends(answer), closing(pieces):
         for piece in pieces:
@@ -93,7 +94,7 @@ def show(pieces: Generator[Piece, None, None], write: Callable[[str], None] = wr
 
 @contextmanager
 def _ctrl_c_ends(answer: Answer) -> Iterator[None]:
-    # An exception in the middle of a token could leave the KV cache and its position in disagreement.
+    # An exception inside a token could leave the KV cache and its position inconsistent.
     def on_ctrl_c(signum: int, frame: Any) -> None:
         if answer.interrupted or answer.n_tokens == 0:
             raise KeyboardInterrupt

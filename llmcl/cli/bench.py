@@ -1,4 +1,4 @@
-"""`llmcl bench`: prefill, decode and the time between tokens of real generation, or several sequences at once."""
+"""`llmcl bench`: measures prefill, decode and time between tokens in real generation, or several sequences at once."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def measure_batch(
     output: Path | None,
     plot: str | None,
 ) -> None:
-    """Measures several sequences side by side, as llama-batched-bench does."""
+    """Measures several sequences side by side, like llama-batched-bench."""
     opt.check_model_or_random(model, random, loading.quantize)
     if not all([*plan.n_prompt, *plan.n_gen]):
         raise UsageError("--batch measures a prompt and an answer: set -p and -n above 0")
@@ -138,7 +138,7 @@ def check_request(
     plot: str | None,
     output: Path | None,
 ) -> None:
-    """Raises for everything that can be known to fail before a model is loaded and measured."""
+    """Raises for requests certain to fail, before a model is loaded."""
     opt.check_model_or_random(model, random, quantize)
     if not (plan.n_prompt or plan.n_gen or plan.generate_tokens):
         raise UsageError("-p 0, -n 0 and -g 0 leave nothing to measure: set one of them above 0")

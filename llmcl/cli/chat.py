@@ -1,4 +1,4 @@
-"""`llmcl chat`: a conversation that keeps its KV cache between turns, or one with a server."""
+"""`llmcl chat`: a conversation that keeps its KV cache between turns, or a conversation with a server."""
 
 from __future__ import annotations
 
@@ -107,19 +107,19 @@ def chat(
 
 
 def converse(session: Session, history: History) -> None:
-    """Read messages and commands, and show answers, until the input ends or /exit."""
+    """Reads messages and commands and shows answers, until the input ends or /exit."""
     prepare_typing(commands.complete)
     while not session.over and (message := read_message()) is not None:
         history.add(message)
         try:
             with typing_kept_apart():
                 _take(session, message)
-        except KeyboardInterrupt:  # between an answer's last token and the next prompt
+        except KeyboardInterrupt:  # after an answer's last token
             session.note("")
 
 
 def _take(session: Session, message: str) -> None:
-    """Run a command, or answer a message."""
+    """Runs a command, or answers a message."""
     try:
         if (parsed := commands.parse(message)) is not None:
             command, argument = parsed

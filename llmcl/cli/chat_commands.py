@@ -1,4 +1,4 @@
-"""The commands of a chat. One table drives parsing, /help and completion."""
+"""The chat commands. One table drives parsing, /help and completion."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ MAX_FILE_BYTES = 1 << 26
 
 @dataclass(frozen=True)
 class Command:
-    names: tuple[str, ...]  # the first one stands in messages
-    argument: str  # as /help shows it: "" for none, [TEXT] for one that may be left out
-    line: str  # what it does
+    names: tuple[str, ...]  # the first name is used in messages
+    argument: str  # as in /help: "" for none, [TEXT] if optional
+    line: str  # description in /help
     run: Callable[[Session, str], None]
 
     def __call__(self, session: Session, argument: str) -> None:
@@ -41,9 +41,9 @@ class Command:
 
 
 def parse(message: str) -> tuple[Command, str] | None:
-    """Return the command that a message is, with its argument; None for a message to the model.
+    """Returns the command in a message, with its argument; None for a message to the model.
 
-    Raises UsageError where the first word begins with / and is no command.
+    Raises UsageError if the first word begins with / and is not a command.
     """
     if not message.startswith("/"):
         return None
@@ -57,13 +57,13 @@ def parse(message: str) -> tuple[Command, str] | None:
 
 
 def to_send(message: str) -> str:
-    """Return what the model gets of a message: without the spaces that keep a / from being a command."""
+    """Returns the message for the model, without spaces that protect a leading /."""
     bare = message.lstrip(" ")
     return bare if bare.startswith("/") else message
 
 
 def complete(before: str, word: str) -> list[str]:
-    """Return the completions of a word; before: the text in front of it."""
+    """Returns the completions for a word. before: the text in front."""
     if not before.strip():
         return [name + " " * bool(BY_NAME[name].argument) for name in BY_NAME if word and name.startswith(word)]
     command = BY_NAME.get(before.split()[0])
@@ -77,7 +77,7 @@ def complete(before: str, word: str) -> list[str]:
 
 
 def help_text() -> str:
-    """Return the list of commands."""
+    """Lists the commands as text."""
     rows = [(f"{', '.join(command.names)} {command.argument}".rstrip(), command.line) for command in COMMANDS]
     width = max(len(left) for left, _ in rows)
     return "\n".join(
@@ -90,7 +90,7 @@ def help_text() -> str:
 
 
 def _setting_parsers() -> dict[str, tuple[str, Callable[[str], Any]]]:
-    """Return, by the name in /set, the name of `LLM.stream`'s option and its parser: those of the command line."""
+    """Returns, by name in /set, an option name of `LLM.stream` and its parser, both from the command line."""
     settings: dict[str, tuple[str, Callable[[str], Any]]] = {}
     for name, hint in get_type_hints(Sampling, include_extras=True).items():
         if (parser := getattr(hint.__metadata__[0], "parser", None)) is not None:
@@ -178,7 +178,7 @@ def _save(session: Session, argument: str) -> None:
     data: dict[str, Any] = {"model": session.model_name, "messages": session.conversation.messages}
     try:
         if file.exists():
-            _read_conversation(file)  # or another file would be lost
+            _read_conversation(file)  # protects foreign files from being overwritten
         file.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"/save {one_line(file)}: cannot be written ({error.strerror})") from error
@@ -199,7 +199,7 @@ def _load(session: Session, argument: str) -> None:
 
 
 def _read_conversation(file: Path) -> list[dict[str, str]]:
-    """Return the messages of a saved conversation. Raises UsageError for another file, and OSError."""
+    """Returns the messages in a saved conversation. Raises UsageError for another file, and OSError."""
     wrong = f"{one_line(file)} is no saved conversation; expected JSON as /save writes it"
     if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:
         if not file.exists():

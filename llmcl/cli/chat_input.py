@@ -1,4 +1,4 @@
-"""What a user types into a chat: messages of several lines, their history, and what is typed during an answer."""
+"""Typed chat input: multi-line messages, their history, and keys typed during an answer."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _QUOTES = '"""'
 
 
 def history_file() -> Path:
-    """Return the file with the messages of earlier sessions."""
+    """Returns the file with messages from earlier sessions."""
     from platformdirs import user_state_path
 
     return user_state_path("llmcl", appauthor=False) / "chat_history"
 
 
 class History:
-    """The messages that the arrow keys bring back. A line of the file is one message, as JSON.
+    """The messages that the arrow keys bring back. Each line in the file is one message, as JSON.
 
-    file: None keeps them for this session only. A file that cannot be read or written is left alone.
+    file: None keeps messages for this session only. An unreadable or unwritable file is ignored.
     """
 
     def __init__(self, file: Path | None):
@@ -61,7 +61,7 @@ class History:
 
 
 def _readline() -> Any:
-    """Return the module `readline` where messages are typed and the platform has it; None elsewhere."""
+    """Returns the module `readline` if messages are typed and the platform has it; otherwise None."""
     if sys.stdin is None or not sys.stdin.isatty():
         return None
     with suppress(ImportError):
@@ -72,7 +72,7 @@ def _readline() -> Any:
 
 
 def prepare_typing(complete: Callable[[str, str], list[str]]) -> None:
-    """Set up line editing. complete: the completions of a word, given the text before it and the word."""
+    """Sets up line editing. complete: returns a word's completions, given the text before the word and the word."""
     readline = _readline()
     if readline is None:
         return
@@ -81,7 +81,7 @@ def prepare_typing(complete: Callable[[str, str], list[str]]) -> None:
         matches = complete(readline.get_line_buffer()[: readline.get_begidx()], word)
         return matches[state] if state < len(matches) else None
 
-    readline.set_auto_history(False)  # a message of several lines is one entry
+    readline.set_auto_history(False)  # a multi-line message is one entry
     readline.set_completer(completer)
     readline.set_completer_delims(" \t\n")
     if "libedit" in (readline.__doc__ or ""):
@@ -93,7 +93,7 @@ def prepare_typing(complete: Callable[[str, str], list[str]]) -> None:
 
 @contextmanager
 def typing_kept_apart() -> Iterator[None]:
-    """Do not show what is typed meanwhile; the next prompt gets it. Ctrl-C works as ever."""
+    """Hides typed text meanwhile; the next prompt receives it. Ctrl-C still works."""
     try:
         import termios
 
@@ -118,7 +118,7 @@ def read_message() -> str | None:
     '''
     lines: list[str] = []
     quoted = False  # between """ and """
-    asked = False  # whether to leave
+    asked = False  # whether Ctrl-C has asked about leaving
     while True:
         try:
             line = _read_line("... " if lines or quoted else "> ")
@@ -132,7 +132,7 @@ def read_message() -> str | None:
             if nothing_typed:
                 _note("Ctrl-C once more leaves, as /exit does")
             asked, quoted = nothing_typed, False
-            lines = []  # as in a shell, Ctrl-C throws away what was typed
+            lines = []  # like a shell, Ctrl-C discards the typed text
             continue
         pasted = "\n" in line
         if not lines and not quoted and not pasted and (start := line.find(_QUOTES)) >= 0 and _opens(line[:start]):
@@ -154,12 +154,12 @@ def read_message() -> str | None:
 
 
 def _opens(before: str) -> bool:
-    """Whether quotes behind this text open a message: nothing, or a command such as /system."""
+    """Returns whether quotes after this text open a message: nothing, or a command such as /system."""
     return not before.strip() or (before.startswith("/") and len(before.split()) == 1)
 
 
 def _read_line(prompt: str) -> str:
-    if sys.stdin is None:  # as if it were empty: the command was started without one (`<&-`)
+    if sys.stdin is None:  # treated as empty: started without standard input (`<&-`)
         raise EOFError
     if not sys.stdin.isatty():
         line = stream_line(sys.stdin.buffer, "a line of standard input")

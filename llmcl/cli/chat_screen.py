@@ -1,4 +1,4 @@
-"""An answer on a terminal: lines wrapped between words, Markdown in light colours, nothing drawn twice but a word."""
+"""Shows an answer on a terminal: wraps lines between words, colours Markdown lightly, redraws at most a word."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TAB = "    "
 
 
 def screen() -> Screen | None:
-    """Return what writes answers to the terminal; None where standard output is none, or cannot move its cursor."""
+    """Returns a writer for the terminal; None if standard output is not a terminal or cannot move the cursor."""
     if not sys.stdout.isatty() or os.environ.get("TERM", "").lower() in ("dumb", "unknown"):
         return None
     return Screen(_write, lambda: shutil.get_terminal_size().columns, coloured=not os.environ.get("NO_COLOR"))
@@ -25,22 +25,22 @@ def _write(text: str) -> None:
 
 
 class Screen:
-    """Writes one answer, piece by piece. All of the text is shown, Markdown's marks too; `end` comes last.
+    """Writes one answer, piece by piece. Shows all text, including Markdown marks; `end` comes last.
 
-    A word that crosses the right edge is erased and written again on the next line, so that no text is held back.
-    Lines of code are left to the terminal to wrap, so that they can be copied.
+    A word crossing the right edge is erased and rewritten on the next line, to avoid holding text back. The terminal
+    wraps code lines itself, which keeps them easy to copy.
     """
 
     def __init__(self, write: Callable[[str], None], columns: Callable[[], int], *, coloured: bool):
         self._write = write
         self._columns = columns
         self._coloured = coloured
-        self._fenced = False  # between two lines of ```
+        self._fenced = False  # between two ``` lines
         self._out: list[str] = []
         self._new_line()
 
     def write(self, text: str) -> None:
-        limit = max(self._columns(), _MIN_COLUMNS) - 1  # a cursor behind the last column stands on it
+        limit = max(self._columns(), _MIN_COLUMNS) - 1  # a cursor after the last column stands on it
         for char in text.replace("\t", _TAB):
             if self._head is not None and not self._push_head(char, limit):
                 continue
@@ -49,7 +49,7 @@ class Screen:
         self._out.clear()
 
     def end(self) -> None:
-        """Write what was held back, and end colours and the line."""
+        """Writes the text held back, and ends colours and the line."""
         limit = max(self._columns(), _MIN_COLUMNS) - 1
         self._flush_head(limit)
         self._flush_stars("", limit)
@@ -57,14 +57,16 @@ class Screen:
         self._out.clear()
 
     def _new_line(self) -> None:
-        self._head: str | None = ""  # the line's first characters, while they may become a fence or a heading
+        self._head: str | None = ""  # the line's first characters, while a fence or heading is possible
         self._column = 0
-        self._word, self._word_width = "", 0  # since the last place to break the line; the word has its colours
+        self._word, self._word_width = "", 0  # text since the last possible line break, colours included
         self._stars, self._before = "", " "  # asterisks held back; the character before them
         self._line = self._bold = self._code = ""  # colours in use
 
     def _push_head(self, char: str, limit: int) -> bool:
-        """Collect the marks that begin a line. True where `char` is behind them, and still to be written."""
+        """Collects the marks at a line's start. Returns True if `char` comes after the marks and is still to be
+        written.
+        """
         head = (self._head or "") + char
         mark = head.lstrip(" ")
         if len(head) - len(mark) <= 3 and (mark in ("", "`", "``") or (set(mark) == {"#"} and not self._fenced)):
@@ -111,7 +113,7 @@ class Screen:
             self._before = char
 
     def _flush_stars(self, following: str, limit: int) -> None:
-        """Write the asterisks held back; two of them begin or end bold text where they touch a word."""
+        """Writes the asterisks held back. Two asterisks begin or end bold text if they touch a word."""
         stars, self._stars = self._stars, ""
         opens = len(stars) == 2 and not self._bold and following not in ("", " ")
         closes = len(stars) == 2 and self._bold and self._before != " "
@@ -155,7 +157,7 @@ class Screen:
                     self._break_line()
             self._out.append(char)
             self._column += width
-            if char == " " or width == 2:  # a line may break behind a Chinese character
+            if char == " " or width == 2:  # a line may break after a Chinese character
                 self._word, self._word_width = "", 0
             else:
                 self._word += char
@@ -167,12 +169,12 @@ class Screen:
 
 
 def _joins(char: str) -> bool:
-    """Whether it is an invisible character that emoji and scripts are made with."""
+    """Returns whether a character is an invisible joiner in emoji and scripts."""
     return char in "\u200c\u200d"
 
 
 def _width(text: str) -> int:
-    """Return the columns that a terminal gives to the text."""
+    """Returns how many terminal columns the text takes."""
     return sum(
         0
         if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me", "Cf")

@@ -1,4 +1,4 @@
-"""A chat under way: its conversation, its settings and its model, and how an answer is shown."""
+"""A chat in progress: conversation, settings, model, and how an answer is shown."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Session:
-    """What the commands of a chat read and change."""
+    """State for chat commands to read and change."""
 
     def __init__(
         self,
@@ -32,15 +32,15 @@ class Session:
         with_times: bool = False,
     ):
         self.conversation = conversation
-        self.request = request  # options of `send`
-        self.given = given  # options that the user set: no model's defaults replace them
+        self.request = request  # options for `send`
+        self.given = given  # options set by the user; override a model's defaults
         self.quiet = quiet
-        self.with_times = with_times  # show a line of times after each answer
+        self.with_times = with_times  # show a line with times after each answer
         self.last: Answer | None = None
         self.last_seed: int | None = None
         self.over = False
         self._defaults = dict(request)
-        self._llm: LLM | None = None  # None where a server has the model
+        self._llm: LLM | None = None  # None if a server has the model
         self._load: Callable[[str], LLM] | None = None
 
     @property
@@ -52,7 +52,7 @@ class Session:
         print(text, file=sys.stderr, flush=True)
 
     def take(self, llm: LLM, load: Callable[[str], LLM]) -> None:
-        """Use this model, and the sampling parameters that it recommends. load: loads another one."""
+        """Uses this model and its recommended sampling parameters. load: loads another model."""
         self._llm, self._load = llm, load
         for name, value in (self._defaults | llm.sampling_defaults).items():
             if name not in self.given and name != "system_prompt":
@@ -63,7 +63,7 @@ class Session:
             self._llm.close()
 
     def use_model(self, name: str) -> None:
-        """Go on with another model, loaded beside the old one if the device has room for both."""
+        """Continues with another model, loaded beside the old one if the device has room for both."""
         old, load, talk = self._llm, self._load, self.conversation
         if old is None or load is None:
             talk.model_name = name  # type: ignore[union-attr]  # a server's
@@ -96,9 +96,9 @@ class Session:
         self.conversation.set_system_prompt(text)
 
     def answer(self, message: str, *, another: bool = False) -> Answer | None:
-        """Show one answer; None when it was stopped before its first token or did not fit.
+        """Shows one answer. Returns None if it was stopped before the first token or did not fit.
 
-        another: draw a new seed, even where one was given.
+        another: draw a new seed, even if a seed was set.
         """
         request = dict(self.request)
         if (request["seed"] is None or another) and request["temperature"] > 0:

@@ -1,4 +1,4 @@
-"""What every command shares: the layout of --help, and an exit code for whatever ends it early."""
+"""Shared code for all commands: the layout of --help, and an exit code for every early end."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typer.core import TyperCommand
 
 from llmcl.errors import NO_MORE_FILES, LlmclError
 
-INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, as shells report it
+INTERRUPTED_EXIT_CODE = 130  # 128 + SIGINT, like shells
 CLOSED_PIPE_EXIT_CODE = 141  # 128 + SIGPIPE
 CANNOT_WRITE = errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS
 
@@ -25,14 +25,14 @@ _TyperError: type[Exception] = typer.BadParameter.__mro__[2]  # click's ClickExc
 
 TYPER_SETTINGS: dict[str, Any] = {
     "add_completion": False,
-    "rich_markup_mode": None,  # plain text: quick to import, and a message is never broken by a frame
+    "rich_markup_mode": None,  # plain text: fast to import, and no frame breaks a message
     "pretty_exceptions_enable": False,
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
 
 class Command(TyperCommand):
-    """A command whose --help lists the options under the headings that they name."""
+    """A command whose --help groups options under headings."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
@@ -40,7 +40,7 @@ class Command(TyperCommand):
             record = parameter.get_help_record(ctx)
             if record is not None:
                 if parameter.param_type_name == "argument" and parameter.metavar:
-                    record = parameter.metavar, record[1]  # without the name of a Python type
+                    record = parameter.metavar, record[1]  # drops the Python type's name
                 groups.setdefault(getattr(parameter, "rich_help_panel", None) or "Other", []).append(record)
         for heading, records in groups.items():
             with formatter.section(heading):
@@ -54,7 +54,7 @@ class Command(TyperCommand):
         try:
             result = super().invoke(ctx)
             if sys.stdout is not None:
-                sys.stdout.flush()  # a closed pipe is met here and not while the interpreter exits
+                sys.stdout.flush()  # raises for a closed pipe here and not at interpreter exit
             return result
         except LlmclError as error:
             _show_traceback_if_wanted()
@@ -68,7 +68,7 @@ class Command(TyperCommand):
 
 
 class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
-    """Writes to what standard error is at the time: a progress bar puts itself there and goes on below the line."""
+    """Writes to the current standard error: a progress bar replaces it and stays below the messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr
@@ -79,20 +79,20 @@ class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
 
 
 def run_script(command: Callable[..., None], epilog: str | None = None) -> None:
-    """Runs a script that is one command; never returns."""
+    """Runs a single-command script; never returns."""
     app = typer.Typer(**TYPER_SETTINGS)
     app.command(cls=Command, epilog=epilog)(command)
     run(app)
 
 
 def run(app: typer.Typer, name: str | None = None) -> None:
-    """Runs the program; never returns. A traceback is shown only with LLMCL_DEBUG=1."""
+    """Runs the program; never returns. Shows a traceback only with LLMCL_DEBUG=1."""
     for closed in ("stdout", "stderr"):
-        if getattr(sys, closed) is None:  # by whoever started us; print() would use the other one
+        if getattr(sys, closed) is None:  # closed by the caller; print() would use the other stream
             setattr(sys, closed, open(os.devnull, "w"))  # noqa: SIM115  for as long as the process lives
     warnings.formatwarning = lambda message, *_: f"warning: {fit_for_terminal(message)}\n"
     logging.getLogger("llmcl").handlers = [_ToStderr()]
-    gc.set_threshold(50_000, 20, 100)  # loading makes little garbage, and to look for it took 40 ms of a start
+    gc.set_threshold(50_000, 20, 100)  # loading makes little garbage, and collecting took 40 ms at start
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a narrow encoding must not end an answer
@@ -118,7 +118,7 @@ def run(app: typer.Typer, name: str | None = None) -> None:
 
 
 def _show_usage_error(error: Any) -> int:
-    """Says what is wrong and where to get help, in two lines. Returns the exit code."""
+    """Prints the problem and where to get help, in two lines. Returns the exit code."""
     context, text = getattr(error, "ctx", None), error.format_message()
     if type(error).__name__ == "NoArgsIsHelpError":
         print(text, file=sys.stderr)
@@ -130,12 +130,12 @@ def _show_usage_error(error: Any) -> int:
 
 
 def _limit_met(error: Exception) -> str | None:
-    """What the system has no more of for this process, and what to do; None for an error of another kind."""
+    """Names the exhausted system resource and the remedy; None for unrelated errors."""
     if isinstance(error, RuntimeError) and "start new thread" in str(error):
         return "thread; raise the limit of its processes (`ulimit -u`, or that of its container)"
     if isinstance(error, OSError) and error.errno in NO_MORE_FILES:
         return "open file; raise the limit of its files (`ulimit -n`)"
-    if isinstance(error, MemoryError):  # NumPy's, and that of a driver in C++, too
+    if isinstance(error, MemoryError):  # including NumPy's and C++ drivers'
         return (
             "byte of memory; raise its limit (`ulimit -v` and `ulimit -d`, or that of its container), or take a "
             "smaller model or --ctx-size"
@@ -144,7 +144,7 @@ def _limit_met(error: Exception) -> str | None:
 
 
 def fit_for_terminal(message: object) -> str:
-    """The message with its control characters escaped: the name of a file may hold what steers a terminal."""
+    """Escapes control characters in a message: a file name may contain terminal control sequences."""
     return "".join(c if c.isprintable() or c in "\n\t" else ascii(c)[1:-1] for c in str(message))
 
 
@@ -154,5 +154,7 @@ def _show_traceback_if_wanted() -> None:
 
 
 def _silence_stdout() -> None:
-    """The reader is gone, or the disk is full; without this the interpreter would complain when it flushes at exit."""
+    """Silences standard output for a closed pipe or full disk; otherwise the interpreter would complain when flushing
+    at exit.
+    """
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`llmcl convert`: a model in another form, quantised or not."""
+"""`llmcl convert`: writes a model in another format, quantised or not."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def convert(
 
 @contextmanager
 def ended_by_sigterm() -> Iterator[None]:
-    """Lets SIGTERM unwind the stack, so that what has been written is removed."""
+    """Makes SIGTERM unwind the stack, to remove partial output."""
 
     def end(number: int, frame: object) -> NoReturn:
-        sys.exit(128 + number)  # as shells report it
+        sys.exit(128 + number)  # like shells
 
     previous = signal.signal(signal.SIGTERM, end)
     try:

@@ -1,4 +1,4 @@
-"""`llmcl devices`: what OpenCL offers on this machine, and what llmcl would use."""
+"""`llmcl devices`: lists OpenCL devices and llmcl's choice."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
 
     entries = checked(find_devices(), again=True)
     if device or not entries:
-        chosen = choose_device(entries, device)  # raises where there is none, saying what to install
+        chosen = choose_device(entries, device)  # raises if there is none, saying what to install
         reason = f"Device {chosen.index} would be used, {chosen.label}: --device {device} names it."
         selected: int | None = chosen.index
     else:
@@ -43,7 +43,7 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
 
 
 def _described(entry: DeviceEntry, width: int) -> str:
-    """A paragraph of at most `width` columns: index and name, then a line for each subject."""
+    """Describes a device in at most `width` columns: index and name, then a line per subject."""
     version, c_version = (".".join(map(str, pair)) for pair in (entry.opencl_version, entry.opencl_c_version))
     memory = f"{_size(entry.global_mem_bytes)}, largest buffer {_size(entry.max_alloc_bytes)}"
     if entry.unified_memory:
@@ -69,7 +69,7 @@ def _described(entry: DeviceEntry, width: int) -> str:
 
 
 def _wrapped(label: str, value: str, width: int) -> str:
-    indent = " " * len(label)  # no break at a hyphen: a command is to be copied
+    indent = " " * len(label)  # no break at hyphens, to allow copying commands
     return textwrap.fill(value, width, initial_indent=label, subsequent_indent=indent, break_on_hyphens=False)
 
 

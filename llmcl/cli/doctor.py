@@ -1,4 +1,4 @@
-"""`llmcl doctor`: which kernels give right results on a device; those that do not are left out of later runs."""
+"""`llmcl doctor`: checks which kernels are right on a device; wrong kernels are excluded from later runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmcl pull`, `list`, `show` and `rm`: the models in the hub's cache folder on this machine."""
+"""`llmcl pull`, `list`, `show` and `rm`: the models in the local hub cache."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", rich_help_panel=PANEL
 
 @dataclass(frozen=True)
 class Downloaded:
-    """A model in the cache: a folder of safetensors files, or one GGUF file."""
+    """A cached model: a folder with safetensors files, or one GGUF file."""
 
-    name: str  # what -m takes
+    name: str  # value for -m
     format: str
-    size: int  # bytes on the disk
-    used: str  # the date of the last use
+    size: int  # bytes on disk
+    used: str  # date last used
     path: str
 
 
@@ -131,7 +131,7 @@ def rm(
 
 
 def _cache() -> HFCacheInfo | None:
-    """The cache of the hub; None where there is none yet."""
+    """Returns the hub cache; None if there is none yet."""
     from huggingface_hub import constants, scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
@@ -144,7 +144,7 @@ def _cache() -> HFCacheInfo | None:
 
 
 def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
-    """The models in the cache by name; what holds no weights is left out."""
+    """Yields the cached models by name, skipping entries without weights."""
     from llmcl.checkpoint.hub import quantisation
 
     repos = cache.repos if cache is not None else ()
@@ -175,7 +175,7 @@ def _newest(repo: CachedRepoInfo) -> Any:
 
 
 def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:
-    """Deletes models. A repository of which nothing else is left is deleted whole."""
+    """Deletes models. Deletes a whole repository if nothing else is left."""
     paths = {model.path for model in chosen}
     kept = {model.name.partition(":")[0] for model in _downloaded(cache) if model.path not in paths}
     whole = {model.name.partition(":")[0] for model in chosen} - kept
@@ -184,7 +184,7 @@ def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:
             if repo.repo_type == "model" and repo.repo_id in whole:
                 hashes = [revision.commit_hash for revision in repo.revisions]
                 assert cache is not None
-                # alone: copies of a repository have the same commits, and one of them would be deleted in its place
+                # passes one repository: copies share commits, and a copy could be deleted instead
                 replace(cache, repos=frozenset([repo])).delete_revisions(*hashes).execute()
         for model in chosen:
             if model.name.partition(":")[0] not in whole:
@@ -194,7 +194,7 @@ def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:
 
 
 def _delete_files(path: Path) -> None:
-    """Deletes a file of a snapshot, or the safetensors files of one, with the data that their links name."""
+    """Deletes a snapshot's file, or all its safetensors files, together with the linked data."""
     for file in [path] if path.is_file() else list(path.glob("*.safetensors")):
         target = Path(os.path.realpath(file))
         file.unlink()

@@ -1,4 +1,4 @@
-"""`llmcl generate`: one prompt and its answer, or a file of requests and their results."""
+"""`llmcl generate`: answers one prompt, or a file of requests."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def generate(
     asked, text = None, ""
     if requests is None and results is None:
         on_command_line = any(_source(ctx, name) == "COMMANDLINE" for name in ("prompt", "file"))
-        piped = piped_text() if not on_command_line and (prompt or file) else ""  # a pipe goes before LLMCL_PROMPT
+        piped = piped_text() if not on_command_line and (prompt or file) else ""  # a pipe overrides LLMCL_PROMPT
         text = piped or read_prompt(*_given_on_command_line(ctx, prompt, file))
     else:
         if any(_source(ctx, name) == "COMMANDLINE" for name in ("prompt", "file")):
@@ -119,7 +119,7 @@ def generate(
     if to_match := structure.arguments():
         from llmcl.grammar import Grammar
 
-        Grammar.of(**to_match)  # its errors before a model is loaded
+        Grammar.of(**to_match)  # reports errors before a model is loaded
     request = sampling.arguments(quiet=quiet) | to_match | {"raw": raw, "system_prompt": system_prompt}
     with load_to_answer(model, loading, quiet=quiet) as llm:
         if asked is not None:
@@ -158,7 +158,7 @@ def generate(
 
 
 def read_requests(requests: str | None, results: str | None) -> list[FileRequest]:
-    """The requests of --input, whose results can be written to --output. Raises UsageError where not."""
+    """Reads the requests in --input and checks --output. Raises UsageError if either is unusable."""
     if requests is None or results is None:
         raise UsageError(
             "--input FILE and --output FILE belong together: give both, one with requests, the other for results"
@@ -185,11 +185,11 @@ def answer_file(
     *,
     quiet: bool,
 ) -> None:
-    """Answers the requests that `output` has no results of. sizes: arguments of `LLM.engine`."""
+    """Answers the requests without a result in `output`. sizes: arguments for `LLM.engine`."""
     from llmcl.tools.request_file import answer_requests
 
     if defaults["seed"] is None:
-        defaults["seed"] = secrets.randbelow(2**32)  # for lines with a temperature of their own
+        defaults["seed"] = secrets.randbelow(2**32)  # for lines with an own temperature
     start = time.monotonic()
     try:
         with progress_bar(quiet) as progress, llm.engine(progress=progress, **sizes) as engine:
@@ -210,7 +210,7 @@ def answer_file(
 
 
 def _given_on_command_line(ctx: typer.Context, prompt: str | None, file: str | None) -> tuple[str | None, str | None]:
-    """-p and -f on the command line go before LLMCL_PROMPT and LLMCL_FILE."""
+    """Lets -p and -f on the command line override LLMCL_PROMPT and LLMCL_FILE."""
     if prompt is not None and file is not None:
         from_environment = {name for name in ("prompt", "file") if _source(ctx, name) == "ENVIRONMENT"}
         if from_environment == {"prompt"}:
@@ -221,9 +221,10 @@ def _given_on_command_line(ctx: typer.Context, prompt: str | None, file: str | N
 
 
 def _leaves_out(ctx: typer.Context, name: str) -> bool:
-    """Whether --raw counts and not `name`, which needs the chat template: the command line goes before the environment.
+    """Returns whether --raw overrides `name`, which needs the chat template: the command line overrides the
+    environment.
 
-    Raises UsageError where both are given in the same place.
+    Raises UsageError if both were given in the same place.
     """
     if _source(ctx, "raw") == _source(ctx, name):
         option = "--" + name.replace("_", "-")
@@ -237,10 +238,10 @@ def _source(ctx: typer.Context, parameter: str) -> str:
 
 
 def piped_text() -> str:
-    """Return the text of a pipe or file on standard input; "" where there is none."""
+    """Returns the text from a pipe or file on standard input; "" if there is none."""
     if sys.stdin is None or sys.stdin.isatty():
         return ""
-    with suppress(OSError):  # a stream in memory has no file number
+    with suppress(OSError):  # an in-memory stream has no file number
         mode = os.fstat(sys.stdin.fileno()).st_mode
         if not (stat.S_ISFIFO(mode) or stat.S_ISREG(mode)):
             return ""
@@ -248,9 +249,9 @@ def piped_text() -> str:
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
-    """The text of -p, of the file of -f, or of standard input ('-', or neither option and a pipe).
+    """Returns the text from -p, from -f's file, or from standard input ('-', or neither option and a pipe).
 
-    Raises UsageError when both or none are given, the file cannot be read, or the text is empty or not UTF-8.
+    Raises UsageError if both or none are given, the file cannot be read, or the text is empty or not UTF-8.
     """
     if prompt is not None and file is not None:
         raise UsageError(f"-p/--prompt and {named('-f/--file', file)} both give a prompt: give one of the two")

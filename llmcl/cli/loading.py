@@ -1,4 +1,4 @@
-"""Loading a model for a command, and progress on a terminal."""
+"""Loads a model for a command, and shows progress on a terminal."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.runtime.device import Device
 
-READING_DELAY_S = 0.5  # a prompt that is read sooner shows no bar
+READING_DELAY_S = 0.5  # a faster prefill shows no bar
 
 
 def draws_progress(quiet: bool) -> bool:
-    """Whether standard error is a terminal that can take back what it shows."""
+    """Returns whether standard error is a terminal with erasable output."""
     return not quiet and sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
 
 
 @contextmanager
 def progress_bar(quiet: bool) -> Iterator[Progress | None]:
-    """Yields a progress function (llmcl/progress.py), drawn on standard error; None where nothing is to be drawn."""
+    """Yields a progress function (llmcl/progress.py) drawing on standard error; None if nothing is drawn."""
     if not draws_progress(quiet):
         yield None
         return
@@ -38,7 +38,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
     from rich.table import Column
 
     class Amount(rich.DownloadColumn):
-        """Bytes and their speed, or plain numbers. Nothing for what has not begun and has no known length."""
+        """Bytes with speed, or plain numbers. Empty before an operation of unknown length begins."""
 
         def render(self, task: rich.Task) -> Any:
             if task.total is None and not task.completed:
@@ -63,7 +63,7 @@ def progress_bar(quiet: bool) -> Iterator[Progress | None]:
 
 @contextmanager
 def reading_bar(quiet: bool) -> Iterator[Progress | None]:
-    """As `progress_bar`, for reading a prompt: drawn only if that takes long, and gone when the answer begins."""
+    """Like `progress_bar`, for prefill: drawn only if slow, and removed when the answer begins."""
     if not draws_progress(quiet):
         yield None
         return
@@ -92,10 +92,10 @@ def load_to_answer(
     progress: Progress | None = None,
     compile_kernels: bool = True,
 ) -> LLM:
-    """As `load_model`, for a command that answers prompts."""
+    """Like `load_model`, for commands answering prompts."""
     from llmcl.tokenizer import chat_template
 
-    chat_template.start()  # while this process imports the engine, which keeps one core busy
+    chat_template.start()  # runs while this process imports the engine, which keeps one core busy
     return load_model(
         model,
         loading,
@@ -127,10 +127,10 @@ def load_model(
     quiet: bool,
     progress: Progress | None = None,
 ) -> LLM:
-    """`llmcl.load` with a progress bar, or `llmcl.load_random` of the shape `random`.
+    """Calls `llmcl.load` with a progress bar, or `llmcl.load_random` with the shape `random`.
 
-    device: in place of the one that `loading` names. compile_kernels: see `llmcl.load`. progress: called in place of
-    drawing a bar. Says on standard error what was loaded and where it runs.
+    device: overrides the device in `loading`. compile_kernels: see `llmcl.load`. progress: called instead of drawing a
+    bar. Prints on standard error what was loaded and where.
     """
     import llmcl
 

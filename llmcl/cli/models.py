@@ -1,4 +1,4 @@
-"""`llmcl models`: which models run here, in how much memory, and in which formats."""
+"""`llmcl models`: lists supported models with memory and formats."""
 
 from __future__ import annotations
 

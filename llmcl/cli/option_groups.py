@@ -1,4 +1,4 @@
-"""Groups of options that commands share: a parameter whose default is a group stands for the options in it."""
+"""Option groups shared by commands: a parameter with a group as default stands for the group's options."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmcl.cli.text_files import named, read_text
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """A decorator of commands. Typer sees the options of each group; the command gets a group with their values."""
+    """Decorates a command. Typer sees each group's options; the command receives a group with the values."""
     signature = inspect.signature(command, eval_str=True)
     parameters: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
@@ -46,7 +46,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How tokens are chosen and when an answer ends."""
+    """How tokens are sampled and when an answer ends."""
 
     max_tokens: opt.MaxTokens = 256
     temp: opt.Temperature = 0.0
@@ -61,14 +61,14 @@ class Sampling:
     ignore_eos: opt.IgnoreEos = False
 
     def values(self) -> dict[str, Any]:
-        """Return the options by the names of `LLM.stream`."""
+        """Returns the options under the names used by `LLM.stream`."""
         given = asdict(self)
         given["temperature"] = given.pop("temp")
         given["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
         return given
 
     def arguments(self, *, quiet: bool) -> dict[str, Any]:
-        """Those of `LLM.stream`; a seed drawn here is reported, so that the run can be repeated."""
+        """Returns arguments for `LLM.stream`. Draws and reports a missing seed, to make the run repeatable."""
         given = self.values()
         if self.seed is None and self.temp > 0:
             seed = given["seed"] = secrets.randbelow(2**32)
@@ -78,7 +78,7 @@ class Sampling:
 
 
 def _stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:
-    """The stop strings of the command line, or else the one of LLMCL_STOP; none may be empty."""
+    """Returns the stop strings from the command line, otherwise from LLMCL_STOP. None may be empty."""
     stops = tuple(given) if given else (environment,) if environment else ()
     if "" in stops:
         raise typer.BadParameter("'' given, expected at least one character", param_hint="'--stop'")
@@ -87,14 +87,14 @@ def _stop_strings(given: list[str] | None, environment: str | None) -> tuple[str
 
 @dataclass(frozen=True)
 class Structure:
-    """What the answer is to match."""
+    """Constraints on the answer."""
 
     json_schema: opt.JsonSchema = None
     regex: opt.Regex = None
     grammar: opt.GrammarFile = None
 
     def arguments(self) -> dict[str, str]:
-        """Those of `LLM.stream`, of options that were given. Raises UsageError for a file that cannot be read."""
+        """Returns `LLM.stream` arguments for the options given. Raises UsageError for an unreadable file."""
         given = {"regex": self.regex} if self.regex is not None else {}
         for name, option, file in (
             ("schema", "--json-schema", self.json_schema),
@@ -108,7 +108,7 @@ class Structure:
 
 @dataclass(frozen=True)
 class Loading:
-    """Where a model runs and how its numbers are held."""
+    """Where a model runs and how numbers are stored."""
 
     offline: opt.Offline = False
     device: opt.Device = None
@@ -122,7 +122,7 @@ class Loading:
 
 @dataclass(frozen=True)
 class LoadingToAnswer(Loading):
-    """As `Loading`, for a model that answers: the room for the text, the template around a prompt, and who drafts."""
+    """Like `Loading`, for answering: context size, chat template, and draft model."""
 
     ctx_size: opt.ContextSize = None
     chat_template_file: opt.ChatTemplateFile = None
@@ -134,6 +134,6 @@ class LoadingToAnswer(Loading):
 
 @dataclass(frozen=True)
 class LoadingOrRandom(Loading):
-    """As `Loading`, where --random can stand for a model."""
+    """Like `Loading`, but --random can replace a model."""
 
     dtype: opt.DtypeOfAny = "auto"

@@ -1,4 +1,4 @@
-"""The options that commands share: their names, environment variables, accepted values and help texts."""
+"""Options shared by commands: names, environment variables, accepted values and help texts."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from llmcl.errors import MAX_NUMBER, UsageError, shown
 
 N = TypeVar("N", int, float)
 
-# Help shows them, without the imports that know them.
+# Shown in help without importing the defining modules.
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
-# Other engines' names of the same.
+# Names in other engines.
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
     "f16": "float16",
@@ -44,7 +44,7 @@ Metrics, printed to standard error when an answer is complete:
 
 
 def number(kind: type[N], expected: str, accept: Callable[[N], bool]) -> Callable[[Any], N]:
-    """A parser of an option's value; `expected` completes "expected ..." in the message of a refusal."""
+    """Returns a parser for an option's value. `expected` completes "expected ..." in the error message."""
 
     def parse(text: Any) -> N:
         try:
@@ -59,19 +59,19 @@ def number(kind: type[N], expected: str, accept: Callable[[N], bool]) -> Callabl
 
 
 def _is_usable(value: float) -> bool:
-    """Whether it is finite and, if it is a whole number, of no more digits than any option has a use for."""
+    """Returns whether a value is finite and, if whole, small enough for any option."""
     return abs(value) < 1 << 64 if isinstance(value, int) else math.isfinite(value)
 
 
 def whole(low: int, of: str = "") -> Callable[[Any], int]:
-    """A parser of a whole number that is `low` or more; of: what it counts."""
+    """Returns a parser for a whole number, `low` or more. of: the unit."""
     return number(
         int, f"a whole number{of and ' of ' + of}, {low} or more (2^62 at most)", lambda n: low <= n <= MAX_NUMBER
     )
 
 
 def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
-    """A parser of `512` or `512,2048`, each `low` or more."""
+    """Returns a parser for `512` or `512,2048`, each `low` or more."""
     one = number(
         int, f"whole numbers, {low} or more (2^62 at most), separated by commas", lambda n: low <= n <= MAX_NUMBER
     )
@@ -83,7 +83,7 @@ def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
 
 
 def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
-    """A parser that accepts `names` in any case, and other engines' names for them. hint: completes its refusal."""
+    """Returns a parser for `names` in any case, and for other engines' names. hint: completes the error message."""
     by_name = {name.lower(): name for name in names}
     by_name |= {alias: name for alias, name in DTYPE_ALIASES.items() if name in names}
 
@@ -96,7 +96,7 @@ def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
 
 
 def weight_dtype(text: Any) -> str:
-    """A parser of what random weights can be held as, beside WEIGHT_DTYPES what is quantised."""
+    """Parses a storage type for random weights: WEIGHT_DTYPES, or a quantised format."""
     from llmcl.checkpoint.mixes import MIXES
     from llmcl.kernels.common.dtype import QUANTIZED
 
@@ -104,9 +104,8 @@ def weight_dtype(text: Any) -> str:
 
 
 def option(panel: str, *names: str, help: str, env: bool = True, **settings: Any) -> Any:
-    """A typer option under the heading `panel`; with env, `--some-name` is also read from LLMCL_SOME_NAME.
-
-    An option that is meant for one run, or that has another meaning in another command, is not.
+    """Returns a typer option under the heading `panel`. With env, `--some-name` is also read from LLMCL_SOME_NAME.
+    Options for a single run, or with another meaning in another command, are not read from there.
     """
     if not env:
         return typer.Option(*names, rich_help_panel=panel, help=help, **settings)
@@ -116,29 +115,29 @@ def option(panel: str, *names: str, help: str, env: bool = True, **settings: Any
 
 
 def choice(panel: str, name: str, names: tuple[str, ...], *, help: str, hint: str = "", **settings: Any) -> Any:
-    """An option whose value is one of `names`; hint: what else the user may have meant."""
+    """Returns an option with `names` as allowed values. hint: suggests a likely alternative."""
     return option(panel, name, metavar="|".join(names), parser=one_of(*names, hint=hint), help=help, **settings)
 
 
 def batch_invariant(panel: str) -> Any:
-    """The option of what opens an engine."""
+    """Returns the option for commands with an engine."""
     return option(
         panel, "--batch-invariant", help="A request gets the same tokens alone as beside others; slower, see the guide."
     )
 
 
 def measurement(*names: str, help: str, **settings: Any) -> Any:
-    """An option of one measurement."""
+    """Returns a measurement option."""
     return option("Measurement", *names, help=help, env=False, **settings)
 
 
 def written(name: str, what: str) -> Any:
-    """An option that names a file to write."""
+    """Returns an option for an output file."""
     return typer.Option(name, metavar="FILE", rich_help_panel=OUTPUT_PANEL, help=f"Also write {what} there.")
 
 
 def plot(what: str) -> Any:
-    """The option that names a chart to write."""
+    """Returns the option for a chart file."""
     return typer.Option(
         "--plot", metavar="FILE.png", rich_help_panel=OUTPUT_PANEL, help=f"Draw {what} (needs the extra `plot`)."
     )
@@ -305,7 +304,7 @@ Seed = Annotated[
 ]
 Stop = Annotated[
     list[str] | None,
-    typer.Option(  # its variable is read in `option_groups`: typer would split it at spaces
+    typer.Option(  # `option_groups` reads the variable: typer would split it at spaces
         "--stop",
         metavar="TEXT",
         rich_help_panel=SAMPLING_PANEL,
@@ -363,7 +362,7 @@ def _say_where_layers_are(layers: str | None) -> None:
 
 
 def _limit_threads(threads: int | None) -> int | None:
-    """Keeps this process on its first `threads` processors. A CPU's driver starts a thread for each of them."""
+    """Restricts the process to the first `threads` processors. A CPU driver starts a thread per processor."""
     if threads is not None:
         if not hasattr(os, "sched_setaffinity"):
             raise typer.BadParameter("works on Linux only; leave it out")
@@ -467,7 +466,7 @@ Format = Annotated[
 
 
 def _log_more(wanted: bool) -> bool:
-    """The engine says what it does through `logging`, which `command.run` shows on standard error."""
+    """Shows the engine's `logging` messages, which `command.run` prints on standard error."""
     if wanted:
         logging.getLogger("llmcl").setLevel(logging.INFO)
     return wanted
@@ -535,7 +534,7 @@ RowsFile = Annotated[
 
 
 def check_model_or_random(model: str | None, random: str | None, quantize: str | None = None) -> None:
-    """Raises UsageError unless exactly one of the two is given, and --quantize only with a model."""
+    """Raises UsageError unless exactly one is given, and --quantize only with a model."""
     if (model is None) == (random is None):
         raise UsageError("give one of -m/--model NAME|PATH and --random SHAPE")
     if random is not None and quantize is not None:

@@ -1,4 +1,4 @@
-"""`llmcl perplexity`: how well a model predicts a text, and how far it is from a reference."""
+"""`llmcl perplexity`: measures how well a model predicts a text, and the distance from a reference."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def perplexity(
 
 
 def report(result: Perplexity) -> str:
-    """The outcome in lines of text."""
+    """Formats the result as text lines."""
     lines = [
         f"perplexity  {result.perplexity:.4f} +- {result.standard_error:.4f}",
         f"scored      {counted(result.n_scored, 'token')}, {counted(result.n_windows, 'window')} of {result.window}",
@@ -139,7 +139,7 @@ def report(result: Perplexity) -> str:
 
 @contextmanager
 def scoring_bar(quiet: bool) -> Iterator[ProgressCallback | None]:
-    """Yields a progress function, drawn on standard error where that is a terminal."""
+    """Yields a progress function drawing on standard error; None if standard error is not a terminal."""
     if not draws_progress(quiet):
         yield None
         return

@@ -1,4 +1,4 @@
-"""`llmcl profile`: where the time of prefill and decode goes, kernel by kernel."""
+"""`llmcl profile`: shows the time per kernel in prefill and decode."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def profile(
 
 
 def check_output_dir(folder: Path) -> None:
-    """Raises UsageError, before anything is measured, for a folder that cannot be made or written to."""
+    """Raises UsageError, before any measurement, if a folder cannot be created or written."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()

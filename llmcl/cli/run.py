@@ -49,6 +49,6 @@ def run(
 
 
 def _call(command: Callable[..., None], options: dict[str, Any]) -> None:
-    """Calls a command with those of the options that it has, and its own defaults for the others."""
+    """Calls a command with the options it accepts, and with defaults for the rest."""
     parameters = inspect.signature(command).parameters.values()
     command(**{parameter.name: options.get(parameter.name, parameter.default) for parameter in parameters})

@@ -1,4 +1,4 @@
-"""`llmcl serve`: a model behind HTTP, for the clients of OpenAI's and Anthropic's APIs."""
+"""`llmcl serve`: serves a model over HTTP, for clients of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def serve(
     def load(progress: Progress) -> Served:
         options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
         made = _load(model, loading, alias or model_name(model), options, kept, quiet, progress)
-        gc.collect()  # else it looks at all that was loaded in the middle of some answer
+        gc.collect()  # otherwise a collection over all loaded objects would interrupt an answer
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
         return made
@@ -172,7 +172,7 @@ def serve(
 
 
 def _keys_of(file: str | None) -> list[str]:
-    """The keys of a file, one a line; empty lines count for nothing."""
+    """Returns the keys in a file, one per line; empty lines are skipped."""
     if file is None:
         return []
     origin = named("--api-key-file", file)
@@ -183,11 +183,11 @@ def _keys_of(file: str | None) -> list[str]:
 
 
 def _cache_file(path: Path, mebibytes: int) -> Kept:
-    """Raises UsageError, before long work and not after it, where no such file can be written."""
+    """Raises UsageError if the file cannot be written, before long work starts."""
     from llmcl.serve.cache_file import CacheFile
 
     folder = path.absolute().parent
-    is_special = path.exists() and not path.is_file()  # to open a pipe would wait for ever
+    is_special = path.exists() and not path.is_file()  # opening a pipe would block for ever
     if is_special or not folder.is_dir() or not os.access(folder, os.W_OK):
         raise UsageError(
             f"{named('--cache-file', path)}: no file can be written there; give one in a folder that you may write"
@@ -196,7 +196,7 @@ def _cache_file(path: Path, mebibytes: int) -> Kept:
 
 
 def model_name(model: str) -> str:
-    """What clients call a model: no folder of this machine is in it."""
+    """Returns the model's name for clients, without local folders."""
     path = Path(model)
     return path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
 
@@ -212,11 +212,11 @@ def _load(
 ) -> Served:
     from llmcl.serve.served import Served
 
-    # The engine compiles its kernels at once, and the model's own are not used.
+    # The engine compiles its own kernels at once; the kernels in `llm` are not used.
     llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
-    assert llm.tokenizer is not None  # a model that was loaded has one
+    assert llm.tokenizer is not None  # a loaded model has a tokenizer
     if cache_file is not None and (said := cache_file.restore(engine)) and not quiet:
         print(said, file=sys.stderr, flush=True)
 

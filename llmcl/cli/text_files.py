@@ -1,4 +1,4 @@
-"""Text that a user hands over or asks for, in UTF-8."""
+"""Reads and writes users' text files, in UTF-8."""
 
 from __future__ import annotations
 
@@ -9,18 +9,16 @@ from typing import BinaryIO
 
 from llmcl.errors import LlmclError, UsageError, one_line
 
-MAX_TEXT_BYTES = 1 << 28  # longer than any context; a device such as /dev/zero has no end
+MAX_TEXT_BYTES = 1 << 28  # longer than any context; a device such as /dev/zero never ends
 
 
 def named(option: str, file: object) -> str:
-    """An option and its file, for messages: on one line, whatever the file is called."""
+    """Formats an option and its file for messages, on one line whatever the file name."""
     return f"{option} {one_line(file)}"
 
 
 def read_text(file: str, origin: str) -> str:
-    """The text of a file, or of standard input ("-"). Raises UsageError, which begins with `origin`, if it cannot be
-    read or is not UTF-8.
-    """
+    """Reads a file, or standard input ("-"). Raises UsageError, beginning with `origin`, if unreadable or not UTF-8."""
     if file == "-":
         return standard_input(origin)
     try:
@@ -31,17 +29,17 @@ def read_text(file: str, origin: str) -> str:
 
 
 def standard_input(origin: str) -> str:
-    """The text of standard input; raises as `read_text` does. Empty where the command was started without (`<&-`)."""
+    """Reads standard input; "" if the command was started without it (`<&-`). Raises like `read_text`."""
     return "" if sys.stdin is None else stream_text(sys.stdin.buffer, origin)
 
 
 def stream_text(stream: BinaryIO, origin: str) -> str:
-    """The text that is left in a stream; raises as `read_text` does."""
+    """Reads the rest of a stream. Raises like `read_text`."""
     return _checked(stream.read(MAX_TEXT_BYTES + 1), origin)
 
 
 def stream_line(stream: BinaryIO, origin: str) -> str:
-    """The next line of a stream with its newline, "" at its end; raises as `read_text` does."""
+    """Returns a stream's next line with its newline, "" at the end. Raises like `read_text`."""
     return _checked(stream.readline(MAX_TEXT_BYTES + 1), origin)
 
 
@@ -52,7 +50,7 @@ def _checked(data: bytes, origin: str) -> str:
 
 
 def decoded(data: bytes, origin: str) -> str:
-    """UTF-8, with or without a byte order mark, as text; raises UsageError for anything else."""
+    """Decodes UTF-8, with or without a byte order mark. Raises UsageError for anything else."""
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -60,12 +58,12 @@ def decoded(data: bytes, origin: str) -> str:
 
 
 def without_last_newline(text: str) -> str:
-    """The text without the newline that an editor puts at the end of a file."""
+    """Removes the newline that editors put at the end of a file."""
     return text.removesuffix("\n").removesuffix("\r")
 
 
 def check_writable(option: str, path: Path | None) -> None:
-    """Raises UsageError, before long work and not after it, if the file that an option names cannot be written."""
+    """Raises UsageError if an option's file cannot be written, before long work starts."""
     if path is not None:
         try:
             path.open("a").close()
@@ -76,7 +74,7 @@ def check_writable(option: str, path: Path | None) -> None:
 
 
 def write_text(option: str, path: Path, text: str) -> None:
-    """Raises LlmclError if the file that an option names cannot be written in the end, as on a full disk."""
+    """Writes a file. Raises LlmclError if an option's file cannot be written after all, as on a full disk."""
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
@@ -86,7 +84,7 @@ def write_text(option: str, path: Path, text: str) -> None:
 
 
 def hand_over(*ways: Callable[[], None]) -> None:
-    """Calls all in turn, so that what came of long work is not lost where one fails. Then raises the first error."""
+    """Calls all functions in turn, even if one fails, to keep the results of long work. Then raises the first error."""
     errors: list[Exception] = []
     for way in ways:
         try:

@@ -1,4 +1,4 @@
-"""`llmcl tune`: the sizes of attention and of products that are fastest on a device, kept for later runs."""
+"""`llmcl tune`: finds and stores a device's fastest sizes for attention and products."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def tune(
     opened = Device.open(device)
     stores = store and combo is None
     if stores:
-        _store(opened, [])  # before the work and not after it: may the folder be written?
+        _store(opened, [])  # tests first whether the folder is writable
 
     def note(row: Measurement) -> None:
         if not quiet:
@@ -139,7 +139,7 @@ def tune(
 
 
 def _config(model: str | None, random: str | None, offline: bool, dtype: str) -> tuple[ModelConfig, str]:
-    """Of the model, whose weights need not be loaded; and the storage type that most of them would have."""
+    """Returns the model's config, without loading weights, and the most common weight dtype."""
     from llmcl.checkpoint import open_checkpoint
     from llmcl.checkpoint.mixes import MIXES
     from llmcl.kernels.common.dtype import NATIVE
@@ -158,7 +158,7 @@ def _config(model: str | None, random: str | None, offline: bool, dtype: str) ->
 
 
 def _shape(config: ModelConfig, dtype: str, kv_dtype: str) -> AttentionShape:
-    """The heads of the model, and the KV dtype that it would be loaded with."""
+    """Returns the model's attention shape, with the KV dtype for loading."""
     from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
     from llmcl.kernels.common.dtype import check_kv_dtype, is_rounded
 

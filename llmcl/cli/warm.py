@@ -1,4 +1,4 @@
-"""`llmcl warm`: compiles what a model needs on a device, so that no later start has to."""
+"""`llmcl warm`: compiles a model's kernels for a device, to speed up later starts."""
 
 from __future__ import annotations
 
