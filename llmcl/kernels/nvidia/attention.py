@@ -1,4 +1,4 @@
-"""Attention on NVIDIA GPUs: warps and matrix units, and on Hopper those of four warps."""
+"""Attention on NVIDIA GPUs: mma.sync with single warps, and wgmma with four warps on Hopper."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.wgmma import has_tensor_maps, has_wgmma
 from llmcl.runtime.device import Device
 
-ROWS_WARPS, ROWS_SPLIT_TILES = 8, 4  # of decode attention of several rows
+ROWS_WARPS, ROWS_SPLIT_TILES = 8, 4  # for decode attention with several rows
 TENSOR_DTYPES = ("float32", "float16", "bfloat16")
 
 
 def decode_floats(shape: AttentionShape) -> tuple[int, int]:
-    """Local floats of nvidia/attend.cl: of each warp, and of a group beside them."""
+    """Returns the local memory in floats for nvidia/attend.cl: (per warp, shared by the work-group)."""
     return _decode_floats(shape.head_dim, shape.group_size)
 
 
@@ -38,18 +38,18 @@ def _decode_floats(head_dim: int, group_size: int) -> tuple[int, int]:
 
 
 def unit_bytes(head_dim: int, group_size: int, warps: int, n_states: int) -> int:
-    """MEMORY_FLOATS of nvidia/attention_decode.cl, in bytes. n_states: of splits and a sink."""
+    """Returns MEMORY_FLOATS of nvidia/attention_decode.cl in bytes. n_states: number of KV splits plus sink states."""
     own, shared = _decode_floats(head_dim, group_size)
     return 4 * (shared + max(warps * own, -(-2 * n_states * group_size // 4) * 4) + 4)
 
 
 def prompt_unit_bytes(head_dim: int, max_rows: int, warps: int) -> int:
-    """Local memory of nvidia/attention_short_prompt.cl."""
+    """Returns the local memory in bytes for nvidia/attention_short_prompt.cl."""
     return head_dim * (512 + 16 * warps + 64 * -(-max_rows // 16))
 
 
 class LeavesBlocks(AttentionKernel):
-    """Attention whose output may lie in 16 bits and blocks, for the product that follows."""
+    """Attention kernels with an optional 16-bit, blocked output layout for the next product."""
 
     def supports_output(self, layout: ActivationLayout) -> bool:
         return isinstance(layout, TensorCoreLayout) and layout.blocks
@@ -76,7 +76,7 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
         return is_16_bit(dtype) and size in (64, 128, 256)
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
-        """As many warps as the local memory has room for (see nvidia/attention_decode.cl)."""
+        """Picks the largest warp count (up to 4) that local memory allows (see nvidia/attention_decode.cl)."""
         own, shared = decode_floats(shape)
         warps = min(4, power_of_two_at_most((device.entry.local_mem_bytes // 4 - shared) // own))
         return {"GROUP_SIZE": shape.group_size, "WARPS": warps}, 32 * warps
@@ -84,19 +84,21 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
     def size_of_rows(
         self, device: Device, shape: AttentionShape, block_n: int, n_splits: int
     ) -> tuple[dict[str, object], int]:
-        """Where rows are few enough for several splits: more warps, and a further split for more keys. To join splits
-        takes longer than a few keys more.
+        """Picks the sizes for steps with several rows.
+
+        With several KV splits, a work-group gets more warps and each split covers more keys, because merging splits
+        costs more time than a few more keys.
         """
         own, shared = decode_floats(shape)
         constants, width = self.size(device, shape, block_n)
         fits = ROWS_WARPS * own + shared <= device.entry.local_mem_bytes // 4
-        if n_splits == 1 or shape.group_size > 4 or not fits:  # of a larger group a warp has too many accumulators
+        if n_splits == 1 or shape.group_size > 4 or not fits:  # in a larger group a warp needs too many accumulators
             return constants, width
         return {**constants, "WARPS": ROWS_WARPS, "SPLIT_TILES": ROWS_SPLIT_TILES}, 32 * ROWS_WARPS
 
 
 class NvidiaAttentionPrefill(AttentionPrefill):
-    """All columns in one pass; keys and values of a step in local memory, at least 48 KiB."""
+    """Computes all output columns in one pass. Keys and values of a step are in local memory (at least 48 KiB)."""
 
     name, file = "nvidia", "nvidia/attention_prefill.cl"
     rounds_to_16_bits = True
@@ -117,7 +119,7 @@ class NvidiaAttentionPrefill(AttentionPrefill):
         block_m = request.block_m or _rows(head_dim, dtype)
         block_n, dv_tile = request.block_n or _keys(head_dim, dtype)[-1], min(request.dv_tile or head_dim, head_dim)
         check_block_sizes(head_dim, block_m, block_n, dv_tile, request.q_block)
-        # Products of three parts take their time: more warps, which share rows and have different keys.
+        # float32 products run in three parts and are slow: use more warps, with the same rows but different keys.
         splits = block_n // 16 if dtype == "float32" else 1
         local = (32 * block_m // 16 * splits, 1, 1)
         return PrefillTiles(self, block_m, block_n, dv_tile, {"KEY_SPLITS": splits}, local)
@@ -128,7 +130,7 @@ class NvidiaAttentionPrefill(AttentionPrefill):
 
 def _rows(head_dim: int, dtype: str) -> int:
     if head_dim > 128:
-        return 128  # as many rows share a tile as its copies need work-items
+        return 128  # enough rows per tile to use every work-item for copying
     return 32 if dtype == "float32" and head_dim <= 64 else 64
 
 
@@ -139,7 +141,7 @@ def _keys(head_dim: int, dtype: str) -> tuple[int, ...]:
 
 
 class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
-    """All columns in one pass, 128 query rows and keys."""
+    """Computes all output columns in one pass, with tiles of 128 query rows and 128 keys."""
 
     name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
     takes_turns = True
@@ -163,7 +165,7 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
         return PrefillTiles(self, block_m, block_n, dv_tile, local=(384, 1, 1))
 
     def groups(self, device: Device, tiles: PrefillTiles, n_q_heads: int, n: int, batch: int = 1) -> tuple[int, ...]:
-        """One for a compute unit, which takes one part of the work after the other."""
+        """Launches one work-group per compute unit. Each work-group loops over parts of the work."""
         return min(device.compute_units, n_q_heads * -(-n // tiles.block_m)), 1, batch
 
     def reads_arrays(self, device: Device, dtype: str, width: int) -> bool:
@@ -171,7 +173,7 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
 
 
 class NvidiaAttentionFewQueries(AttentionFewQueries):
-    """8 rows a warp; the keys of a head in so many splits that the groups fill the device nearly evenly."""
+    """Gives each warp 8 rows. Splits each head's keys until the work-groups fill the device nearly evenly."""
 
     name, file = "nvidia", "nvidia/attention_few_queries.cl"
     rounds_to_16_bits = True
@@ -193,7 +195,7 @@ class NvidiaAttentionFewQueries(AttentionFewQueries):
         most = max(1, min(32, n_keys // (self.range_keys * warps)))
 
         def cost(splits: int) -> float:
-            """Of the time on the compute unit that has most groups: 3 at once by the registers of a work-item."""
+            """Estimates the time on the busiest compute unit. Registers limit a unit to 3 work-groups at once."""
             on_one = -(-groups * batch * splits // device.compute_units)
             return (on_one if on_one <= 3 else -(-on_one // 3) * 3) / splits * (1.0 + 0.01 * splits)
 
@@ -202,7 +204,7 @@ class NvidiaAttentionFewQueries(AttentionFewQueries):
 
 
 class NvidiaRopeAppend(RopeAppend):
-    """Work-groups of 16 positions and a head."""
+    """Uses one work-group per head and 16 positions."""
 
     name, file = "nvidia", "nvidia/rope_append.cl"
     runs_anywhere = False

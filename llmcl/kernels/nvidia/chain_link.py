@@ -1,4 +1,4 @@
-"""A link of a chain (nvidia/few_rows_chain.py), and the norm as one."""
+"""A link in a chain (nvidia/few_rows_chain.py), and the norm as a link."""
 
 from __future__ import annotations
 
@@ -11,34 +11,31 @@ from llmcl.runtime.program import KernelSource
 
 NORM = "nvidia/rms_norm_token.cl"
 ROWS_NORM = "portable/rms_norm.cl"
-MOST_ROWS = 32  # of a step. Of more it was not measured
+MOST_ROWS = 32  # rows per step; longer steps were not measured
 WARP = 32
 NORM_PARAMS = (
     *("__global float*", "__global const float*", "__global uint4*", "__global const int*"),
     *("__global const float*", "__global const float*", "__global float*"),
 )
-NORM_PARTS, NORM_ADDED, NORM_ROWS = 4, 5, 6  # which arguments of a norm these are
+NORM_PARTS, NORM_ADDED, NORM_ROWS = 4, 5, 6  # argument indices in a norm's argument list
 
 
 @dataclass(frozen=True)
 class Link:
-    """A launch as it is in a chain. args, params: its arguments and their types; n_groups: of a step of as many rows as
-    there may be; call: what a group does, with {kind} and {args}; local: bytes of local memory; rows: whose scales are
-    there; parts: of its results, each of which has a counter.
-    """
+    """A launch as a link in a chain."""
 
     source: KernelSource
     args: Sequence[KernelArg]
-    params: tuple[str, ...]
-    n_groups: int
-    call: str
-    local: int
-    rows: int
-    parts: int = 1
+    params: tuple[str, ...]  # argument types
+    n_groups: int  # work-groups for a step with the maximum row count
+    call: str  # OpenCL statement for a work-group, with placeholders {kind} and {args}
+    local: int  # bytes of local memory
+    rows: int  # rows with scales in local memory
+    parts: int = 1  # parts of the results, each with a counter
 
     @property
     def key(self) -> str:
-        """The same of links that are calls of one function, but for buffers."""
+        """Identifies the link's function: links with equal keys call the same function with different buffers."""
         numbers = [arg for arg in self.args if not isinstance(arg, Buffer)]
         return repr((self.source.file, self.source.prelude, sorted(self.source.constants.items()), numbers))
 
@@ -48,8 +45,10 @@ def is_of(launch: Launch, *files: str) -> bool:
 
 
 def norm_link(source: KernelSource, args: Sequence[KernelArg], max_rows: int, warps: int) -> Link:
-    """args: those of the launch. What is added to x and other rows that it leaves, it has by build constants, and by
-    arguments in place of x.
+    """Makes a link from a norm's launch arguments.
+
+    Build constants say whether the norm adds something to x or also leaves other rows. The three arguments for these
+    cases default to x as a placeholder.
     """
     call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
     own = with_constants(source, GROUP_ITEMS=WARP * warps)
@@ -57,5 +56,5 @@ def norm_link(source: KernelSource, args: Sequence[KernelArg], max_rows: int, wa
 
 
 def with_arg(args: Sequence[KernelArg], i: int, arg: KernelArg) -> list[KernelArg]:
-    """These with another i-th one."""
+    """Returns a copy of `args` with argument i replaced."""
     return [*args[:i], arg, *args[i + 1 :]]

@@ -1,6 +1,7 @@
-"""A mixture of experts as links of a chain (nvidia/few_rows_chain.py), from the norm before its router to the next one.
+"""A mixture of experts as links in a chain (nvidia/few_rows_chain.py), from the norm before the router to the next
+norm.
 
-norm, which also leaves float32 rows | router | who goes where | gate and up | down | next norm, which adds up
+norm, also leaving float32 rows | router | choice and grouping | gate and up | down | next norm, adding up
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ ROUTERS = NvidiaLinearFewRows.file, "portable/linear_few_rows.cl"
 CHOOSE, GROUP, EXPERTS = "portable/choose_experts.cl", "portable/group_by_expert.cl", NvidiaExpertsFewRows.file
 SUM = "portable/experts_sum.cl"
 IN_TURN = (ADD,), (ROWS_NORM,), (PACK,), ROUTERS, (CHOOSE,), (GROUP,), (PACK,), (EXPERTS,), (EXPERTS,), (SUM,), (NORM,)
-MAY_LACK = 0, 2, 6  # of these
-ROUTER_RUNS = 8  # of 8 columns that a warp of a router's product asks for at once
-MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # of nvidia/choose_few_rows.cl
+MAY_LACK = 0, 2, 6  # indices into IN_TURN
+ROUTER_RUNS = 8  # runs of 8 columns that a router warp requests at once
+MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # limits in nvidia/choose_few_rows.cl
 ROUTER_FILE, CHOOSE_FILE = "nvidia/router_few_rows.cl", "nvidia/choose_few_rows.cl"
 ROUTER_PARAMS = "__global const float*", "__global float*", "__global const int*"
 CHOOSE_PARAMS: tuple[str, ...] = (
@@ -55,15 +56,15 @@ BIAS_PARAM = "__global const float*"
 
 @dataclass(frozen=True)
 class Mixture:
-    """Launches that follow one another. added: of a bias of x, if there is such; pack: of rows for the experts."""
+    """The consecutive launches for a mixture of experts."""
 
     launches: Sequence[Launch]
-    added: Launch | None
+    added: Launch | None  # adds a bias to x, if present
     norm: Launch
     router: Launch
     choose: Launch
     group: Launch
-    pack: Launch
+    pack: Launch  # packs rows for the experts
     gate_up: Launch
     down: Launch
     sum: Launch
@@ -71,7 +72,7 @@ class Mixture:
 
 
 def mixture_at(launches: Sequence[Launch], first: int) -> Mixture | None:
-    """The one that begins with launch number `first`, if its launches can be links."""
+    """Returns the mixture that begins at launch number `first`, or None if the launches can't be links."""
     found: list[Launch | None] = []
     at = first
     for i, files in enumerate(IN_TURN):
@@ -83,7 +84,7 @@ def mixture_at(launches: Sequence[Launch], first: int) -> Mixture | None:
         else:
             return None
     added, norm, router_pack, router, choose, group, pack, gate_up, down, total, next_norm = found
-    pack = pack or router_pack  # one where both take the same
+    pack = pack or router_pack  # a single pack launch serves both the router and the experts if both take the same rows
     assert norm and router and choose and group and gate_up and down and total and next_norm
     if pack is None:
         return None
@@ -106,7 +107,7 @@ def _can_be_links(of: Mixture) -> bool:
         of.down.args[5] is of.sum.args[0],
         of.sum.args[1] is x,
         of.next_norm.args[0] is x,
-        # All experts are in one buffer, all rows of the router's.
+        # A single buffer must hold all experts, and the router must compute all rows.
         n_experts == number_of(gate_up, "N_EXPERTS") == number_of(down, "N_EXPERTS") <= MOST_EXPERTS,
         number_of(routed, "N_TILES") == -(-number_of(choose, "ROW") // TILE_ROWS),
         is_16_bit(weight_dtype(routed)) or weight_dtype(routed) == "float32",
@@ -116,7 +117,7 @@ def _can_be_links(of: Mixture) -> bool:
 
 
 def mixture_links(of: Mixture, max_rows: int, warps: int, places: int, local: int, state: StepState) -> list[Link]:
-    """places: groups on the device at once, each with so many bytes of local memory."""
+    """Makes the links. places: work-groups on the device at once, each with `local` bytes in local memory."""
     x, rows = of.norm.args[0], of.norm.args[2]
     norm, choose, packed = source_of(of.norm), source_of(of.choose), source_of(of.pack)
     assert isinstance(x, Buffer) and isinstance(rows, Buffer)
@@ -189,7 +190,9 @@ def _choose_link(of: Mixture, router: Link, max_rows: int, warps: int) -> Link:
 
 
 def _experts_link(launch: Launch, max_rows: int, warps: int, places: int, local: int, waits: str) -> Link:
-    """waits: for what counts, as `experts_unit` has it: of x, and of who goes where."""
+    """Makes a link. waits: the counters to wait for, as arguments for `experts_unit`: first for x, then for the
+    grouping.
+    """
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if source.constants["EPILOGUE"] == "EPILOGUE_SWIGLU" else 1
     shape = experts_shape(dtype, number_of(source, "K"), TILES, warps, at_once, local)

@@ -1,4 +1,4 @@
-"""Products of experts on NVIDIA GPUs' matrix units."""
+"""Expert products on NVIDIA matrix units."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from llmcl.kernels.nvidia.linear_few_rows import HOPPER_LOCAL_BYTES, PIECE_COLUM
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
 
-TILES = 4  # of a group in steps of few tokens, at most
+TILES = 4  # maximum number of tiles per work-group in few-row steps
 
 
 class HopperExpertsPrefill(ExpertsPrefill):
-    """Work-groups that take one unit of a block and 16 tiles after the other; rows are gathered as they are read."""
+    """Each work-group loops over units (a block and 16 tiles). Rows are gathered while reading."""
 
     name, file = "hopper", "nvidia/experts_prefill_wgmma.cl"
     rounds_to_16_bits = True
@@ -60,7 +60,7 @@ class HopperExpertsPrefill(ExpertsPrefill):
     ) -> tuple[Buffer, list[Launch]]:
         weight = product.weight
         rows = self._working_memory(device, weight, step, "tokens" if product.tiles_at_once == 2 else "slots")
-        token = weight.k * (weight.top_k // product.slots)  # values of x
+        token = weight.k * (weight.top_k // product.slots)  # values in a row of x
         constants = {"WEIGHT": _input(product.part.dtype), "K": token, "BLOCKS": False, "LOCAL_SIZE": 128}
         launch = device.launch(
             "nvidia/pack_activations.cl",
@@ -74,7 +74,9 @@ class HopperExpertsPrefill(ExpertsPrefill):
         return rows, [launch]
 
     def _working_memory(self, device: Device, weight: Weight, step: StepState, what: str) -> Buffer:
-        """For rows of x: not the same for those of tokens and of slots, which one product takes and leaves."""
+        """Returns scratch for rows of x. Token rows and slot rows get separate buffers: a product reads token rows and
+        writes slot rows.
+        """
         n_blocks = block_count(step.max_tokens, weight.n_experts, weight.top_k)
         sizes = self.scratch(device, weight.dtype, weight.k, False, n_blocks)
         return step.scratch(*next(item for item in sizes.items() if what in item[0]))
@@ -85,7 +87,7 @@ class HopperExpertsPrefill(ExpertsPrefill):
 
 
 class NvidiaExpertsFewRows(ExpertsFewRows):
-    """As NvidiaLinearFewRows: rows of 16 bits in blocks, weights that are widened in registers."""
+    """Uses 16-bit rows in blocks and widens weights in registers, like NvidiaLinearFewRows."""
 
     name, file = "nvidia", "nvidia/experts_few_rows.cl"
     rounds_to_16_bits = True
@@ -138,12 +140,12 @@ class NvidiaExpertsFewRows(ExpertsFewRows):
 
 
 def _storage(dtype: str) -> str:
-    """The storage type of the rows that a weight meets, and that it is widened to: mxfp4 has values beyond float16."""
+    """Returns the storage type for activations and widened weights. mxfp4 has values beyond float16's range."""
     if is_16_bit(dtype):
         return dtype
     return "bfloat16" if dtype == "mxfp4" else "float16"
 
 
 def _input(dtype: str) -> str:
-    """The same as a build constant."""
+    """Returns the storage type as a build constant."""
     return KERNEL_NAMES[_storage(dtype)]

@@ -1,8 +1,8 @@
-"""Launches of a step of few rows that follow one another, in one: products, norms, attention and appended keys.
+"""Fuses consecutive launches in few-row steps into one launch: products, norms, attention and KV appends.
 
-A launch of its own costs some 5 us at its ends: its groups begin when all groups before have ended, and then fetch
-their code and wait for their first weights. In a chain the next link's weights are asked for meanwhile, and a step of
-several sequences is one launch for all layers (nvidia/few_rows_chain.cl).
+A separate launch costs about 5 us: its work-groups begin only when all earlier groups have ended, then fetch code and
+wait for their first weights. In a chain, the next link requests its weights meanwhile. A batched step becomes a single
+launch for all layers (nvidia/few_rows_chain.cl).
 """
 
 from __future__ import annotations
@@ -60,24 +60,24 @@ ADJUST, ADJUST_LINK = "portable/qkv_adjust.cl", "nvidia/adjust_heads.cl"
 LINKS = PRODUCT, NORM, ADJUST, ATTENTION, APPEND, PROMPT
 SHARED = "common/common.cl", "nvidia/ptx.cl", "nvidia/wait_until.cl"
 HEAD = "#define CHAINED 1\n"
-COUNTER_WORDS = 32  # a line of the second-level cache
-X_PARTS = 8  # of the columns of a gated MLP, each with a counter of its own, at most
-PROMPT_ROWS = 8  # ROWS of nvidia/attention_short_prompt.cl
-PROMPT_SPLITS = 32  # of the keys that a short prompt's attention takes from the cache, at most
-K_PARTS = 2  # of the columns of a product that a norm follows, each of groups of its own
-MEETING_PARTS, MEETING_COLUMNS = (4, 2), 2048  # the same without a norm, and of products of so many columns and more
-HEAD_START = 5 / 8  # of the steps of a gated MLP's group: by how many a group that begins so much earlier takes more
-SUPER_BLOCK_ROWS = 16  # of a step up to which that is quicker for weights in super-blocks
-MOST_ROWS_BETWEEN = 16  # of a step where attention is no link
-LINK_INTS, LINE_WORDS = 3, 16  # words of a link's numbers, and of a line of the first-level cache
-ON_A_UNIT, WITH_EXPERTS = 2, 3  # groups on a compute unit at once; of chains with experts
-GROUP_WARPS = 8, 4  # of a group
-# Types of the arguments; of attention those beside keys and values, which come after the state.
+COUNTER_WORDS = 32  # an L2 cache line
+X_PARTS = 8  # maximum number of column parts of a gated MLP's output; each part has a counter
+PROMPT_ROWS = 8  # ROWS in nvidia/attention_short_prompt.cl
+PROMPT_SPLITS = 32  # maximum number of KV splits of cached keys in a short prompt's attention
+K_PARTS = 2  # column parts of a product before a norm; each part has separate work-groups
+MEETING_PARTS, MEETING_COLUMNS = (4, 2), 2048  # K_PARTS without a norm, and the minimum column count
+HEAD_START = 5 / 8  # extra steps for an early work-group, as a share of the steps in a gated MLP's group
+SUPER_BLOCK_ROWS = 16  # rows per step up to which splitting is faster for weights in super-blocks
+MOST_ROWS_BETWEEN = 16  # rows per step if attention is not a link
+LINK_INTS, LINE_WORDS = 3, 16  # words per link for numbers, words per L1 cache line
+ON_A_UNIT, WITH_EXPERTS = 2, 3  # work-groups on a compute unit at once: without experts, with experts
+GROUP_WARPS = 8, 4  # warps per work-group: more, fewer
+# Argument types. Attention's K and V types follow the state and are missing here.
 PRODUCT_PARAMS = (
     *("__global const uchar*", "__global const uint4*", "__global void*", "__global const int*", "int"),
     *("__global const float*", "__global uint*", "__global float*", "__global uint*"),
 )
-SUMS, MEETING = 7, 8  # which arguments of a product these are
+SUMS, MEETING = 7, 8  # argument indices in a product
 ADJUST_PARAMS = "__global float*", "__global const float*", "__global const float*"
 APPEND_PARAMS = "__global float*", "__global const float*", "__global const int*"
 PROMPT_PARAMS = "__global const float*", "__global const float*", "__global const int*"
@@ -88,8 +88,8 @@ ATTENTION_PARAMS = (
 
 
 class NvidiaFewRowsChain(PersistentStep):
-    """For devices that have local memory for two groups of a chain on a compute unit: Hopper. Steps of up to
-    MOST_ROWS rows, where it was measured to be faster than a launch for each.
+    """Runs on devices with enough local memory for two chain work-groups on a compute unit: Hopper. Handles steps with
+    up to MOST_ROWS rows, where a chain was measured to be faster than separate launches.
     """
 
     name, file = "nvidia", FILE
@@ -113,7 +113,7 @@ class NvidiaFewRowsChain(PersistentStep):
 
 
 def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
-    """The launches in order, those together that follow one another in a chain."""
+    """Groups the launches, in order, into chains. A launch outside every chain forms a list by itself."""
     units = _units(launches, max_rows)
     with_attention = any(is_link and any(map(_is_attention, unit)) for is_link, unit in units)
     if max_rows > (MOST_ROWS if with_attention else MOST_ROWS_BETWEEN):
@@ -129,8 +129,8 @@ def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
 
 
 def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[Launch]]]:
-    """The launches in order, and whether they may be links; those together that are so together alone: a mixture of
-    experts, norms that follow one another, and a prompt's attention with what appends its keys.
+    """Splits the launches, in order, into (may be links, launches) units. Launches in a unit stay together: a mixture
+    of experts, two consecutive norms, or KV append with a prompt's attention.
     """
     units: list[tuple[bool, list[Launch]]] = []
     at = 0
@@ -154,7 +154,9 @@ def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[L
 
 
 def _are_norms(launches: Sequence[Launch]) -> bool:
-    """Whether the norm of what a block gives is added to x, which the norm before the next block takes."""
+    """Tells whether the first norm adds a block's normalised output to x and the second norm reads x for the next
+    block.
+    """
     if len(launches) < 2 or not is_of(launches[0], ROWS_NORM) or not is_of(launches[1], NORM):
         return False
     (given, norm), constants = launches, source_of(launches[0]).constants
@@ -170,32 +172,34 @@ def _is_link(launch: Launch, before: Launch | None, max_rows: int) -> bool:
     source = launch.source
     if not isinstance(source, KernelSource) or source.file not in LINKS:
         return False
-    if source.file == ADJUST:  # a warp has a head
+    if source.file == ADJUST:  # a warp handles a head
         return number_of(source, "HEAD_DIM") % WARP == 0 and "VALUE_NORM" not in source.constants
-    if source.file == APPEND:  # of one sequence
+    if source.file == APPEND:  # for a single sequence only
         return "STATE_PIECES" not in source.constants
-    if source.file == PROMPT:  # the same, of keys appended by the launch before, without functions of the user's
+    if source.file == PROMPT:  # single sequence, keys appended by the previous launch, no user functions
         if before is None or not is_of(before, APPEND) or before.args[3] is not launch.args[2] or source.prelude:
             return False
-        appended = number_of(source_of(before), "N_KV_HEADS")  # 0 where another layer's keys are taken
+        appended = number_of(source_of(before), "N_KV_HEADS")  # 0 if the keys come from another layer
         return appended == number_of(source, "N_KV_HEADS") and "STATE_PIECES" not in source.constants
-    if source.file == ATTENTION:  # of all rows of a step, without arrays of the user's functions
+    if source.file == ATTENTION:  # covers all rows in a step, no arrays from user functions
         groups = launch.groups(1), launch.groups(max_rows)
         return len(launch.args) == len(_attention_params(source)) and [g[2:] for g in groups] == [(1,), (max_rows,)]
     return True
 
 
 def group_warps(launches: Sequence[Launch]) -> int:
-    """Of a group of a chain of these: the more where attention has room in a group's share of local memory. Weights of
-    16 bits need fewer instructions a byte: fewer are quicker in chains of one layer, and beside attention whose lanes
-    have many accumulators.
+    """Returns the warps per work-group for a chain.
+
+    Uses the larger count if attention then fits into a work-group's share of local memory. 16-bit weights need fewer
+    instructions per byte: the smaller count is faster in single-layer chains, and with attention whose lanes hold many
+    accumulators.
     """
     most, least = GROUP_WARPS
     sources, share = [source_of(launch) for launch in launches], HOPPER_LOCAL_BYTES // ON_A_UNIT
     attentions = [source for source in sources if source.file == ATTENTION]
     if any(_attention_bytes(source, most) > share for source in attentions):
         return least
-    if any(source.file == EXPERTS for source in sources):  # beside which the others take many registers
+    if any(source.file == EXPERTS for source in sources):  # experts leave few registers for other links
         return least
     if any(not is_16_bit(weight_dtype(source)) for source in sources if source.file == PRODUCT):
         return most
@@ -204,23 +208,23 @@ def group_warps(launches: Sequence[Launch]) -> int:
 
 
 def most_tiles(dtype: str, n_tiles: int, max_rows: int, places: int) -> int:
-    """Of a weight that a group takes. places: groups on the device at once.
+    """Returns the tiles per work-group for a weight. places: work-groups on the device at once.
 
-    Each group reads all activations, which are more bytes than two tiles of a quantised weight: four, where there are
-    then still groups enough.
+    Each work-group reads all activations, more bytes than two quantised tiles. Takes four tiles if enough work-groups
+    remain.
     """
     enough = places if max_rows <= 8 else places * 3 // 4
     return 4 if not is_16_bit(dtype) and n_tiles >= 4 * enough else 2
 
 
 def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: StepState) -> Launch:
-    """These launches as one, of a step of at most so many rows."""
+    """Fuses `launches` into one launch for steps with up to `max_rows` rows."""
     warps = group_warps(launches)
     on_a_unit = WITH_EXPERTS if any(is_of(launch, EXPERTS) for launch in launches) else ON_A_UNIT
     places, local = on_a_unit * device.compute_units, HOPPER_LOCAL_BYTES // on_a_unit
     links: list[Link] = []
     heads = [number_of(source_of(launch), "N_Q_HEADS") for launch in launches if is_of(launch, PROMPT)]
-    # Of one link at a time, each of which leaves zeros.
+    # Shared by all links: only one link uses the counts at a time, and leaves zeros.
     arrivals = device.zeros(4 * max_rows * max(heads), "arrivals of a prompt") if heads else None
     at = 0
     while at < len(launches):
@@ -275,7 +279,9 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
 
 
 def _table(device: Device, links: Sequence[Link], kinds: Sequence[int]) -> tuple[int, np.ndarray, list[Buffer]]:
-    """How many counters there are, `links` of nvidia/few_rows_chain.cl, and the buffers whose addresses are in it."""
+    """Returns the number of counters, the table `links` (nvidia/few_rows_chain.cl), and the buffers whose addresses the
+    table holds.
+    """
     used = list({id(arg): arg for link in links for arg in link.args if isinstance(arg, Buffer)}.values())
     addresses = addresses_of(device, used)
     words = LINK_INTS + max(len(link.args) for link in links)
@@ -293,7 +299,11 @@ def _table(device: Device, links: Sequence[Link], kinds: Sequence[int]) -> tuple
 
 
 def _in_parts(links: list[Link]) -> list[Link]:
-    """A gated MLP's product has many groups, which do not end together: the next one need not wait for all of them."""
+    """Splits a gated MLP's results into parts with separate counters.
+
+    The gated product has many work-groups, and they end at different times. With parts, the next product can begin
+    before all groups have ended.
+    """
     found = [*links]
     for i in range(len(links) - 1):
         maker, taker = found[i : i + 2]
@@ -313,8 +323,10 @@ def _in_parts(links: list[Link]) -> list[Link]:
 
 
 def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState) -> list[Link]:
-    """A product of quantised weights that adds to what a norm takes: where its groups would leave every other place
-    free, its columns are those of K_PARTS groups. The first adds to x, and the norm adds the sums of the other.
+    """Splits the columns in a quantised product before a norm over K_PARTS work-groups.
+
+    Applies if the product's work-groups would leave every other place free. The first group adds to x. The norm adds
+    the other groups' sums.
     """
     found = [*links]
     for i in range(len(links) - 1):
@@ -340,8 +352,10 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
 
 
 def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> list[Link]:
-    """The same of products that leave rows for the next one, without a norm between them: of the groups that share
-    columns, the one that begins last adds the sums of all. As many share them as have places.
+    """Splits the columns in products that feed another product without a norm between.
+
+    Among work-groups with the same tiles, the last to begin adds all sums. Uses as many column parts as the free places
+    allow.
     """
     found, words = [*links], 0
     for i, link in enumerate(links):
@@ -369,10 +383,10 @@ def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> l
 
 
 def _first_steps(maker: Link, taker: Link, places: int) -> int | None:
-    """How many steps the first of two groups takes that share columns; None: half of them.
+    """Returns the step count for the first group in each pair with shared columns. None: half the steps.
 
-    The last groups of a gated MLP's product leave places free, where the first groups of the next one begin: earlier
-    than the others by the time of such a group. If those are the first of each two, they take more.
+    The last work-groups in a gated MLP's product leave places free, so the next product's first groups begin early, by
+    the run time of a gated group. If each pair's first group begins early, first groups take more steps.
     """
     begin_early = places - maker.n_groups % places
     if "GATE" not in maker.source.constants or not taker.n_groups <= begin_early <= taker.n_groups * 3 // 2:
@@ -385,7 +399,7 @@ def _first_steps(maker: Link, taker: Link, places: int) -> int | None:
 
 
 def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) -> Link:
-    """places: groups on the device at once, each with so many bytes of local memory."""
+    """Makes a link for a launch. places: work-groups on the device at once, each with `local` bytes in local memory."""
     source = source_of(launch)
     if source.file == NORM:
         return norm_link(source, launch.args, max_rows, warps)
@@ -402,19 +416,22 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) ->
     own, shape = product_source(launch, warps, places, local)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
     n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
-    rows, args = number_of(own, "MAX_ROWS"), [*launch.args, launch.args[SUMS]]  # no sums are left
+    # placeholder for the sums: no other group shares the columns
+    rows, args = number_of(own, "MAX_ROWS"), [*launch.args, launch.args[SUMS]]
     return Link(own, args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(own), shape, rows), rows)
 
 
 def _norms_link(given: Launch, norm: Launch, max_rows: int, warps: int) -> Link:
-    """given: what adds the norm of its argument to x."""
+    """Makes a link from two norms. given: the launch whose normalised input is added to x."""
     link = norm_link(with_constants(source_of(norm), NORMS_PART=True), norm.args, max_rows, warps)
     args = with_arg(with_arg(link.args, NORM_PARTS, given.args[0]), NORM_ADDED, given.args[1])
     return replace(link, args=args)
 
 
 def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
-    """Its groups in the order of rows: of all that there is room for, since it is not told how many a step has."""
+    """Makes a link with work-groups in row order. Covers every row the buffer has room for, because the kernel does not
+    know the step's row count.
+    """
     qkv, n_q, n_kv = launch.args[0], number_of(source, "N_Q_HEADS"), number_of(source, "N_KV_HEADS")
     assert isinstance(qkv, Buffer)
     heads = launch.groups(1)[0] * number_of(source, "HEADS_PER_GROUP") * number_of(source, "HEADS_AT_ONCE")
@@ -428,7 +445,7 @@ def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int
 
 
 def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
-    """Its groups in the order of rows, those that a step has first."""
+    """Makes a link with work-groups in row order: rows present in the step come first."""
     heads, splits, _ = launch.groups(max_rows)
     own = with_constants(source, WARPS=warps, SPLIT_TILES=1)
     call = (
@@ -446,7 +463,7 @@ def _attention_params(source: KernelSource) -> tuple[str, ...]:
 
 
 def _prompt_link(launch: Launch, append: Launch, max_rows: int, warps: int, state: StepState, arrivals: Buffer) -> Link:
-    """Both as one: attention, and what appends the keys and values that it takes."""
+    """Fuses attention with the KV append before."""
     source = source_of(launch)
     heads, size = number_of(source, "N_KV_HEADS"), number_of(source, "HEAD_DIM")
     q_heads = number_of(source, "N_Q_HEADS")
@@ -476,7 +493,7 @@ def _attention_bytes(source: KernelSource, warps: int) -> int:
 
 
 def product_source(launch: Launch, warps: int, places: int, local: int) -> tuple[KernelSource, FewRowsShape]:
-    """A product as it is in a chain: with the chain's number of warps, and local memory of a group."""
+    """Returns a product adapted to a chain's warp count and local memory per work-group."""
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if "GATE" in source.constants else 1
     rows = number_of(source, "MAX_ROWS")

@@ -1,4 +1,4 @@
-"""Which storage types the weights of a persistent launch have, and which of its kernel's products take which."""
+"""Storage types in a persistent launch's weights, and how the kernel's products map to storage types."""
 
 from __future__ import annotations
 
@@ -9,31 +9,29 @@ from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers
 from llmcl.kernels.common.weight import WeightPart
 
-# Bits of a layer's word, as nvidia/layer_types.cl has them.
+# Bits in a layer's word, in the order used by nvidia/layer_types.cl.
 PRODUCTS = ("qkv", "qkv_rest", "output", "gate_up", "down")
 FIRST_UNIT_AT = 8
 
 
 @dataclass(frozen=True)
 class LayerTypes:
-    """main: of most weights. other: a second quantised type beside a quantised one. experts: quantised beside main of
-    16 bits. None: there is none.
-    """
+    """Storage types in a persistent launch."""
 
-    main: str
-    other: str | None = None
-    experts: str | None = None
+    main: str  # most weights
+    other: str | None = None  # second quantised type, only if main is quantised
+    experts: str | None = None  # quantised type for experts, only if main has 16 bits
 
 
 def parts_of(layer: DecodeLayer) -> dict[str, WeightPart]:
-    """The weights of a layer's products, by those names of PRODUCTS that the layer has."""
+    """Returns the layer's weight parts by name, for the names in PRODUCTS that exist in the layer."""
     weights = {"qkv": layer.qkv, "output": layer.output, "gate_up": layer.gate_up, "down": layer.down}
     parts = {name: weight.parts[0] for name, weight in weights.items()}
     return {**parts, "qkv_rest": layer.qkv.parts[1]} if len(layer.qkv.parts) > 1 else parts
 
 
 def types_of(step: DecodeLayers) -> LayerTypes | str:
-    """Or what keeps weights of such types out of one launch."""
+    """Returns the storage types, or the reason why a single launch can't handle the weights."""
     layers = step.layers
     qkv_parts = max(len(layer.qkv.parts) for layer in layers)
     if qkv_parts > 2 or any(len(w.parts) > 1 for layer in layers for w in layer.products if w is not layer.qkv):
@@ -91,7 +89,7 @@ def type_constants(step: DecodeLayers, types: LayerTypes, words: list[str]) -> d
 
 
 def types_word(layer: DecodeLayer, types: LayerTypes) -> int:
-    """AT_TYPES of nvidia/layer_types.cl."""
+    """Returns the layer's word at AT_TYPES (nvidia/layer_types.cl)."""
     parts = parts_of(layer)
     bits = sum(1 << PRODUCTS.index(name) for name, part in parts.items() if part.dtype == types.other)
     return bits | parts["qkv"].n_tiles << FIRST_UNIT_AT

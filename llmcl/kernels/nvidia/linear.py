@@ -1,4 +1,4 @@
-"""Products on NVIDIA GPUs: warps, the matrix units, and on Hopper those of four warps."""
+"""Products on NVIDIA GPUs: warps, matrix units, and wgmma with four warps on Hopper."""
 
 from __future__ import annotations
 
@@ -26,39 +26,39 @@ from llmcl.kernels.implementation import pick
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
 
-GROUP_WARPS = 16  # of kernels that stay on their compute unit
+GROUP_WARPS = 16  # for kernels that stay on their compute unit
 WARP_TILES = 4  # see nvidia/linear_prefill.cl
-HOPPER_TILES = 16, 8, 4  # of a work-group, see nvidia/linear_prefill_wgmma.cl
-HOPPER_TOKENS = 128  # of a unit there
-ROWS_MULTIPLE = 128  # the last block of tokens may reach beyond the step's
+HOPPER_TILES = 16, 8, 4  # tiles per work-group, see nvidia/linear_prefill_wgmma.cl
+HOPPER_TOKENS = 128  # tokens per unit in nvidia/linear_prefill_wgmma.cl
+ROWS_MULTIPLE = 128  # the last token block may reach beyond the step's last token
 DEQUANTIZED_BYTES = 128 << 20
 
 
 def supports_ptx(device: Device) -> bool:
-    """Whether the driver takes inline PTX with asynchronous copies and matrix units of 16 bits."""
+    """Tells whether the driver takes inline PTX with asynchronous copies and 16-bit matrix units."""
     return device.entry.ptx_arch >= 80
 
 
 def decode_warps(device: Device, units: int, k: int) -> int:
-    """Warps that share the columns of a unit: the fewer units, the more, so that enough bytes are in flight."""
+    """Picks how many warps share the columns of a unit. Few units get more warps, to keep enough bytes in flight."""
     wanted = GROUP_WARPS if units <= 16 * device.compute_units else 4
     return min(wanted, power_of_two_at_most(k // TILE_ROWS))
 
 
 def local_floats(dtype: str, columns: int, *, exact_activations: bool) -> tuple[int, int]:
-    """Local floats of nvidia/product.cl, or of nvidia/product_quantized.cl, for products of up to so many columns.
+    """Returns local memory in floats for products with up to `columns` columns: (per warp, shared by the work-group).
 
-    Of each warp, and of a group beside them.
+    Covers nvidia/product.cl and nvidia/product_quantized.cl.
     """
     steps = -(-columns // 2048)
     if dtype not in QUANTIZED:
         return 2048 // GROUP_WARPS * steps, 66 * GROUP_WARPS + 2
-    groups = 4 * (steps + steps // 2 + 2)  # of a warp, at most
+    groups = 4 * (steps + steps // 2 + 2)  # maximum number of groups per warp
     return groups * (32 if exact_activations else 9), 2 * 257 * GROUP_WARPS
 
 
 def stream_fours(dtype: str, columns: int) -> int:
-    """STREAM_FOURS of those kernels, or more: float4s of x that each work-item of GROUP_WARPS receives."""
+    """Returns STREAM_FOURS or more: the float4 values of x each work-item receives with GROUP_WARPS warps."""
     steps = -(-columns // 2048)
     if dtype not in QUANTIZED:
         return steps
@@ -68,15 +68,15 @@ def stream_fours(dtype: str, columns: int) -> int:
 
 @dataclass(frozen=True)
 class TensorCoreLayout(ActivationLayout):
-    """Activations of 16 bits for the tensor cores: [n, k], or in blocks [ceil(n/8), k/8, 8, 8] for Hopper's.
+    """16-bit activations for tensor cores: [n, k], or blocks [ceil(n/8), k/8, 8, 8] for Hopper.
 
-    The buffer has rows for a multiple of 128 tokens; those past the step's may hold anything. Blocks can be left by the
-    kernel that computes them. by_token: a work-group packs one token of a few, and not a block of many.
+    The buffer has rows for a multiple of 128 tokens. Rows past the step's last token may hold anything. A kernel can
+    write its output directly in blocks.
     """
 
     dtype: str
     blocks: bool
-    by_token: bool = False
+    by_token: bool = False  # a work-group packs a single token (for few tokens) instead of a block
     label = "activations in 16 bits"
 
     @property
@@ -111,7 +111,7 @@ class TensorCoreLayout(ActivationLayout):
         return self.pack_rows(device, x, rows, step)
 
     def pack_rows(self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, slots: int = 1) -> Launch:
-        """slots: rows of a token."""
+        """Packs x into `rows`. slots: rows per token."""
         k = rows.k
         constants = {
             **step_state.CONSTANTS,
@@ -161,16 +161,17 @@ class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
 
 
 def hopper_tiles(compute_units: int, n_tiles: int, max_rows: int) -> int:
-    """Tiles of a unit of nvidia/linear_prefill_wgmma.cl for up to max_rows tokens (0: any number), of n_tiles.
+    """Picks the tiles per unit in nvidia/linear_prefill_wgmma.cl for up to max_rows tokens (0: any number).
 
-    Wide units move fewer bytes for what they multiply; narrow ones leave fewer compute units without work where tokens
-    are few.
+    Wide units move fewer bytes per multiplication. Narrow units leave fewer compute units idle when tokens are few.
     """
-    if max_rows == 0:  # of a router, say, few units are to have anything to do
+    if max_rows == 0:  # keeps compute units busy if a product has few units, as in a router
         return HOPPER_TILES[-1] if n_tiles <= HOPPER_TILES[1] else HOPPER_TILES[0]
 
     def clocks(tiles: int) -> int:
-        """Of a step of 32 columns, the compute units with the most units: of the matrix units, and of 64 bytes each."""
+        """Estimates clocks per 32 columns on the busiest compute unit: the matrix units' time, or copying at 64 bytes
+        per clock.
+        """
         units = -(-max_rows // HOPPER_TOKENS) * -(-n_tiles // tiles)
         return -(-units // compute_units) * max(31 * tiles, 16 * (tiles + 8))
 
@@ -207,7 +208,7 @@ class HopperLinearPrefill(NvidiaLinearPrefill):
         return TensorCoreLayout(dtype, blocks=True)
 
     def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
-        """It rounds what it leaves as its weights are."""
+        """Requires the layout's dtype to equal the weight's dtype."""
         return isinstance(layout, TensorCoreLayout) and layout.blocks and layout.dtype == dtype
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
@@ -221,7 +222,7 @@ WIDE = (HopperLinearPrefill(), NvidiaLinearPrefill())
 
 
 class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
-    """Widens the weight to float16 first, as many tiles at once as the working memory holds."""
+    """Widens the weight to float16 first, as many tiles at once as the scratch buffer holds."""
 
     file = "nvidia/dequantize_weight.cl"
     bounds = HopperLinearPrefill.bounds
@@ -248,7 +249,7 @@ class NvidiaLinearPrefillQuantized(NvidiaLinearPrefill):
         for first in range(0, part.n_tiles, most):
             count = min(most, part.n_tiles - first)
             constants = {"WEIGHT": kernel_name(part.dtype), "K": weight.k, "LOCAL_SIZE": 256}
-            items = count * weight.k // 2  # of 4 rows and 8 columns
+            items = count * weight.k // 2  # items with 4 rows and 8 columns
             launches.append(
                 device.launch(
                     self.file,

@@ -1,4 +1,4 @@
-"""Products of a few tokens on NVIDIA GPUs: the weights go through the matrix units once, at the memory's speed."""
+"""Products for few tokens on NVIDIA GPUs. Weights pass through the matrix units once, at memory speed."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ HOPPER_LOCAL_BYTES = 216 << 10
 
 
 def piece_bytes(dtype: str) -> int:
-    """Of a tile's 32 columns as nvidia/linear_few_rows.cl copies them: of a super-block with its head."""
+    """Returns the bytes nvidia/linear_few_rows.cl copies for 32 columns in a tile. Super-blocks include their head."""
     if dtype not in QUANTIZED:
         return tile_bytes(PIECE_COLUMNS, dtype)
     block = QUANTIZED[dtype]
@@ -33,44 +33,49 @@ def piece_bytes(dtype: str) -> int:
 
 
 def local_bytes(device: Device) -> int:
-    """Local memory for stages: on Hopper a kernel may declare more than the driver says. 256 bytes are for scales."""
+    """Returns the local memory for stages: 256 bytes are reserved for scales. On Hopper a kernel may declare more than
+    the driver reports.
+    """
     return HOPPER_LOCAL_BYTES if device.entry.ptx_arch == 90 else device.entry.local_mem_bytes - 256
 
 
 @dataclass(frozen=True)
 class FewRowsShape:
-    """How a product is cut into work-groups and stages: the build constants of nvidia/linear_few_rows.cl."""
+    """The work-group and stage sizes of a product: build constants of nvidia/linear_few_rows.cl."""
 
-    tiles: int
-    warps: int
-    stages: int
-    depth: int
+    tiles: int  # tiles per work-group
+    warps: int  # warps per work-group
+    stages: int  # pipeline stages per warp
+    depth: int  # 32-column pieces per stage
 
 
 @cache
 def few_rows_shape(
     dtype: str, n_tiles: int, part_tiles: int, tiles_at_once: int, max_rows: int, units: int, local: int
 ) -> FewRowsShape:
-    """n_tiles: of the whole weight; tiles_at_once: see `Product`; units: compute units; local: bytes of local memory.
+    """Picks the shape of a product.
 
-    The number of warps, and with it the order of sums, follows from the weight and the device alone: a token's results
-    do not depend on max_rows.
+    The number of warps, and with it the order of sums, depends only on the weight and the device: a token's results do
+    not depend on max_rows.
+
+    n_tiles: tiles in the whole weight. tiles_at_once: see `Product`. units: compute units. local: bytes in local
+    memory.
     """
     many, quantized = n_tiles > 4 * units, dtype in QUANTIZED
     if local < HOPPER_LOCAL_BYTES:
         warps, tiles = 2, 2
-    elif many:  # several groups of few warps run on a compute unit at once
+    elif many:  # several small work-groups run on a compute unit at once
         warps, tiles = 4, 4 if max_rows > (32 if quantized else 16) else 2
         local //= 3 if quantized else 2
-    else:  # as few tiles a group as give one to each compute unit
+    else:  # smallest tile count per work-group without more groups than compute units
         warps, tiles = 8, next((t for t in (1, 2) if part_tiles <= t * units), 4)
     return fitting_shape(dtype, tiles, warps, tiles_at_once, max_rows, local)
 
 
 def fitting_shape(dtype: str, most: int, warps: int, tiles_at_once: int, max_rows: int, local: int) -> FewRowsShape:
-    """The shape of at most so many tiles, or those at once, that fits into so many bytes of local memory."""
+    """Returns the largest shape with at most max(most, tiles_at_once) tiles that fits into `local` bytes."""
     for tiles in (t for t in (4, 2, 1) if tiles_at_once <= t <= max(most, tiles_at_once)):
-        # A warp's instructions for a quantised weight are many: it waits once for several pieces.
+        # Quantised weights cost a warp many instructions, so a warp waits once for several pieces.
         for depth in (4, 2, 1) if dtype in QUANTIZED else (1,):
             stage = warps * depth * _stage_bytes(dtype, tiles, max_rows)
             stages = min(8, 16 // depth, local // stage)
@@ -80,7 +85,7 @@ def fitting_shape(dtype: str, most: int, warps: int, tiles_at_once: int, max_row
 
 
 def _stage_bytes(dtype: str, tiles: int, max_rows: int) -> int:
-    """Of a warp's pieces, for each of a stage's depth."""
+    """Returns the bytes for a warp's pieces, per depth step in a stage."""
     return tiles * piece_bytes(dtype) + 2 * PIECE_COLUMNS * max_rows
 
 
@@ -89,14 +94,14 @@ def _sum_bytes(shape: FewRowsShape, max_rows: int) -> int:
 
 
 def group_bytes(dtype: str, shape: FewRowsShape, max_rows: int) -> int:
-    """LOCAL_BYTES of nvidia/linear_few_rows.cl."""
+    """Returns LOCAL_BYTES of nvidia/linear_few_rows.cl."""
     stages = shape.warps * shape.stages * shape.depth * _stage_bytes(dtype, shape.tiles, max_rows)
     return max(stages, _sum_bytes(shape, max_rows))
 
 
 def experts_shape(dtype: str, k: int, most: int, warps: int, tiles_at_once: int, local: int) -> FewRowsShape:
-    """The same of nvidia/experts_few_rows.cl: the next block's first pieces follow the last of a block, so that a stage
-    that is not full is time lost.
+    """Picks the shape for nvidia/experts_few_rows.cl. A block's first pieces follow the previous block's last pieces,
+    so a partly filled stage wastes time.
     """
     tiles = max(most, tiles_at_once)
     sums, pieces = 2 * _sum_bytes(FewRowsShape(tiles, warps, 0, 0), FEW_BLOCK_ROWS), k // PIECE_COLUMNS
@@ -111,13 +116,13 @@ def experts_shape(dtype: str, k: int, most: int, warps: int, tiles_at_once: int,
 
 
 def experts_bytes(dtype: str, shape: FewRowsShape) -> int:
-    """LOCAL_BYTES of nvidia/experts_few_rows.cl."""
+    """Returns LOCAL_BYTES of nvidia/experts_few_rows.cl."""
     stages = shape.warps * shape.stages * shape.depth * _stage_bytes(dtype, shape.tiles, FEW_BLOCK_ROWS)
     return stages + 2 * _sum_bytes(shape, FEW_BLOCK_ROWS)
 
 
 class NvidiaLinearFewRows(LinearFewRows):
-    """Weights of 16 bits, or quantised ones that are widened to float16 in registers."""
+    """Handles 16-bit weights, and quantised weights widened to float16 in registers."""
 
     name, file = "nvidia", "nvidia/linear_few_rows.cl"
     bounds = 16, 32, 64
@@ -137,7 +142,7 @@ class NvidiaLinearFewRows(LinearFewRows):
         return isinstance(layout, TensorCoreLayout) and layout.blocks
 
     def splits_norm(self, layout: ActivationLayout) -> bool:
-        """Before its scale a value may be beyond float16."""
+        """Requires bfloat16: an unscaled value may be beyond float16's range."""
         return isinstance(layout, TensorCoreLayout) and layout.by_token and layout.dtype == "bfloat16"
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:

@@ -1,4 +1,4 @@
-"""persistent_layers: a persistent kernel for every layer of a decode step, a work-group for each compute unit."""
+"""persistent_layers: a persistent kernel for all layers in a decode step, with a work-group per compute unit."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ from llmcl.kernels.nvidia.linear import (
 from llmcl.runtime.device import Buffer, CostModel, Device, KernelArg
 
 WARPS = GROUP_WARPS
-# Local memory that a kernel may declare, by PTX architecture; OpenCL reports 48 KB, which goes for kernel arguments.
+# Local memory a kernel may declare, by PTX architecture. OpenCL reports 48 KB, the limit for kernel arguments.
 LOCAL_BYTES = {80: 166912, 87: 166912, 90: 232448, 100: 232448}
 MIN_LOCAL_BYTES = 101376
 
 
-# Words of a layer, in the order of the table; AT_NAME in the kernel. VECTORS: float32, of which a layer may have some.
+# Words per layer, in table order; AT_NAME in the kernel. VECTORS: optional float32 vectors.
 WEIGHTS = ("qkv", "output", "gate_up", "down", "attention_gate", "router")
 CACHE = ("k", "v")
 VECTORS = (
     *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
     *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias", "router_bias", "sinks"),
 )
-SPLIT_K = 2  # of 16-bit weights, see docs/notes/h200.md
-MAX_RULES = 4  # kinds of attention rules that a launch chooses from
-STATES = ("conv", "scalars", "gated_norm", "conv_states", "matrix_states")  # of recurrent layers
+SPLIT_K = 2  # for 16-bit weights, see docs/notes/h200.md
+MAX_RULES = 4  # kinds of attention rules per launch
+STATES = ("conv", "scalars", "gated_norm", "conv_states", "matrix_states")  # buffers in recurrent layers
 OF_ATTENTION = {
     "bias",
     "output_bias",
@@ -45,10 +45,10 @@ OF_ATTENTION = {
     "q_norm",
     "k_norm",
     "sinks",
-}  # vectors that a recurrent layer lacks
+}  # vectors missing in recurrent layers
 WORDS = (*WEIGHTS, *CACHE, *VECTORS, *STATES, "rope", "rules", "mixer")
-OF_TYPES = ("types", "qkv_rest")  # where weights are stored in two types: see nvidia/layer_types.cl
-STATE_ROWS = 32  # of a matrix state, that a work-item holds
+OF_TYPES = ("types", "qkv_rest")  # present if a launch has two weight types: see nvidia/layer_types.cl
+STATE_ROWS = 32  # matrix-state rows per work-item
 
 
 class NvidiaPersistentLayers(PersistentLayers):
@@ -104,7 +104,7 @@ class NvidiaPersistentLayers(PersistentLayers):
         return None
 
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
-        """One work-group for each compute unit: all of them run at once, and so may wait for each other."""
+        """Launches one work-group per compute unit. All groups run at once, so groups may wait for each other."""
         layers, shape, rules, words, types = step.layers, step.shape, _rules(step), _words(step), _types(step)
         groups, n_splits, split_k = device.compute_units, _n_splits(device, step), _split_k(device, step)
         constants: dict[str, object] = {
@@ -153,7 +153,7 @@ class NvidiaPersistentLayers(PersistentLayers):
             _address_table(device, step),
             step.x,
             *(buffer for name, buffer in flagged.items() if name != "mixer_in"),
-            *([] if layers[0].n_experts else [step.x]),  # in the place of logits
+            *([] if layers[0].n_experts else [step.x]),  # placeholder for logits
             attention.rope,
             step.step.state,
             device.zeros(8 * shape.n_kv_heads * n_splits * part_values, "states of the splits"),
@@ -186,26 +186,26 @@ def _expert_constants(layer: DecodeLayer, types: LayerTypes) -> dict[str, object
 
 
 def _types(step: DecodeLayers) -> LayerTypes:
-    """Of layers that can be one launch."""
+    """Returns the storage types. The layers must have passed `unsupported_reason`."""
     types = types_of(step)
     assert not isinstance(types, str), types
     return types
 
 
 def _vectors(layer: DecodeLayer) -> set[str]:
-    """Those that every layer has or none."""
+    """Returns the vector names that all layers must agree on."""
     return set(layer.vectors) - OF_ATTENTION
 
 
 def _why_not_mixed(device: Device, step: DecodeLayers) -> str | None:
-    """What keeps layers with attention and recurrent ones from one launch."""
+    """Returns the reason why attention and recurrent layers can't share a launch, or None."""
     mixers = [layer.mixer for layer in step.recurrent_layers if layer.mixer is not None]
     mixer, units = mixers[0], device.compute_units
     if any((other.kind, other.sizes) != (mixer.kind, mixer.sizes) for other in mixers):
         return "its recurrent layers differ in their sizes"
     if len({layer.output.k for layer in step.layers}) > 1:
         return "its attention leaves other rows than its recurrent layers"
-    # A group that receives x in one layer receives it in all, and one that receives it sends some rows in each layer.
+    # A group must receive x in every layer or in none, and a receiving group sends rows in every layer.
     busy = {min(units, max(layer.first_rows, step.ffn) // TILE_ROWS) for layer in step.layers}
     if len(busy) > 1:
         return "its attention has work for another number of work-groups than its recurrent layers"
@@ -232,12 +232,12 @@ def _mixer_constants(step: DecodeLayers) -> dict[str, object]:
 
 
 def _rules(step: DecodeLayers) -> list[Mods]:
-    """The attention rules of the layers, each once."""
+    """Returns the distinct attention rules in the layers."""
     return list({id(layer.mods): layer.mods for layer in step.attention_layers if layer.mods is not None}.values())
 
 
 def _words(step: DecodeLayers) -> list[str]:
-    """The words that each layer has in the table of addresses."""
+    """Returns the names of the words that each layer has in the address table."""
     ropes = {id(layer.rope) for layer in step.attention_layers}
     had = {name for layer in step.layers for name in _buffers(layer) if name != "rope" or len(ropes) > 1}
     had |= {"rules"} if len(_rules(step)) > 1 else set()
@@ -247,7 +247,7 @@ def _words(step: DecodeLayers) -> list[str]:
 
 
 def _buffers(layer: DecodeLayer) -> dict[str, Buffer]:
-    """What the table has the addresses of."""
+    """Returns the buffers whose addresses go into the table."""
     weights = {name: getattr(layer, name) for name in WEIGHTS}
     found = {name: weight.parts[0].buffer for name, weight in weights.items() if weight is not None}
     found |= {name: part.buffer for name, part in parts_of(layer).items()}
@@ -257,7 +257,7 @@ def _buffers(layer: DecodeLayer) -> dict[str, Buffer]:
 
 
 def _address_table(device: Device, step: DecodeLayers) -> Buffer:
-    """ulong [layers, words], which a kernel fills in: the host does not know where buffers lie."""
+    """Builds the table, ulong [layers, words]. A kernel fills in addresses because the host does not know them."""
     words, rules = _words(step), [id(mods) for mods in _rules(step)]
     numbers = np.zeros((len(step.layers), len(words)), np.uint64)
     if "rules" in words:
@@ -295,24 +295,26 @@ def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
     product_own, product_shared = local_floats(types.main, columns, exact_activations=exact)
     own = max(
         attend_own // (2 if step.shape.head_dim > 128 else 1), product_own
-    )  # of wide heads half of the warps attend
+    )  # for wide heads, half the warps attend
     residual = 16 * -(-step.hidden // (16 * device.compute_units))
     if split_k > 1 or normed:
-        kept = 1 + normed  # x, and weights of a norm
+        kept = 1 + normed  # x and norm weights
         residual = kept * 32 * WARPS * 4 * stream_fours(types.main, step.hidden) + 2 * WARPS
-    residual += 2 * step.layers[0].n_experts  # with what is known of the chosen ones
+    residual += 2 * step.layers[0].n_experts  # includes data about the chosen experts
     if types.experts is not None:
         expert_own, expert_shared = local_floats(types.experts, columns, exact_activations=exact)
         own, product_shared = max(own, expert_own), product_shared + max(expert_shared, step.hidden)
     if step.recurrent_layers:
-        mixer = step.recurrent_layers[0].mixer  # channels of a head, and the inputs that its convolution keeps
+        mixer = step.recurrent_layers[0].mixer  # channels in a head, and the inputs the convolution keeps
         residual += 32 * WARPS * int(str(mixer.sizes["LENGTH"])) + 4 * WARPS if mixer is not None else 0
     floats = WARPS * (own + 4) + attend_shared + product_shared + residual + 34 * WARPS
     return 4 * floats + 8 * len(_words(step)) * len(step.layers) + 64 * MAX_RULES
 
 
 def _split_k(device: Device, step: DecodeLayers) -> int:
-    """Groups that share the columns of a product whose rows are those of x, whose tiles are few beside the groups."""
+    """Returns the number of work-groups that share a product's columns. Splitting helps if the product's rows match x
+    and its tiles are few compared with the work-groups.
+    """
     columns = [step.ffn, step.layers[0].output.k]
     down = step.layers[0].down
     if down.dtype in QUANTIZED and down.top_k % SPLIT_K:

@@ -1,7 +1,7 @@
-"""Whether a device takes what only Hopper GPUs have: asynchronous matrix products (wgmma), and copies of boxes of an
-array by the copy engine (tensor maps). Its OpenCL compiler refuses them (ptx_splice.py).
+"""Tests whether a device takes Hopper features: asynchronous matrix products (wgmma) and copies by the copy engine
+(tensor maps). Hopper's OpenCL compiler refuses both (ptx_splice.py).
 
-Run as a program by `ask`, it says whether one such product or copy is right on the device.
+Run as a program by `ask`, the module reports whether a small product or copy is right on the device.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ PROBES = {"wgmma": "nvidia/wgmma_probe.cl", "tensor_map": "nvidia/tensor_map_pro
 
 @cache
 def has_wgmma(entry: DeviceEntry) -> bool:
-    """Whether kernels with `wgmma` compile on the device and compute correctly; only Hopper (sm_90) has it."""
+    """Tells whether kernels with `wgmma` compile and compute correctly on the device; only Hopper (sm_90) has wgmma."""
     return _takes("wgmma", entry)
 
 
 @cache
 def has_tensor_maps(entry: DeviceEntry) -> bool:
-    """Whether kernels with tensor maps compile on the device and copy correctly: a driver of CUDA 12.3 or later."""
+    """Tells whether kernels with tensor maps compile and copy correctly on the device: needs a driver for CUDA 12.3 or
+    later.
+    """
     return _takes("tensor_map", entry)
 
 
@@ -40,7 +42,7 @@ def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
 
 
 def _probe_product(entry: DeviceEntry) -> str | None:
-    """Compares a product of small whole numbers, which is exact, with NumPy's."""
+    """Compares a product with NumPy's. Operands are small whole numbers, so the product is exact."""
     import numpy as np
 
     from llmcl.reference import to_tiles
@@ -50,7 +52,7 @@ def _probe_product(entry: DeviceEntry) -> str | None:
     rng = np.random.default_rng(1)
     a = rng.integers(-8, 9, (64, 32)).astype(np.float16)
     b = rng.integers(-8, 9, (64, 32)).astype(np.float16)
-    # [warp, row half, lane / 4, step, column half, lane % 4, pair] -> a lane's 8 values of each step (nvidia/ptx.cl)
+    # [warp, row half, lane / 4, step, column half, lane % 4, pair] -> a lane's 8 values per step (nvidia/ptx.cl)
     fragments = np.ascontiguousarray(a.reshape(4, 2, 8, 2, 2, 4, 2).transpose(3, 0, 2, 5, 4, 1, 6))
     out = device.zeros(4 * 64 * 64, "product")
     arguments = [device.upload(fragments, "a"), device.upload(to_tiles(b), "b"), out]
@@ -60,7 +62,7 @@ def _probe_product(entry: DeviceEntry) -> str | None:
 
 
 def _probe_copy(entry: DeviceEntry) -> str | None:
-    """Compares a box that reaches past its array with NumPy's."""
+    """Compares a box that reaches past the array's end with NumPy's."""
     import numpy as np
 
     from llmcl.runtime.device import Device
