@@ -1,1 +1,1 @@
-"""What the kernels of every device class share: storage types, weights, the state of a step."""
+"""Shared code for kernels on every device class: storage types, weights, step state."""

@@ -1,4 +1,4 @@
-"""Where buffers lie in the device's memory, for kernels that take more of them than a kernel has arguments."""
+"""Device addresses for kernels with more buffers than a kernel can have arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from llmcl.runtime.device import Buffer, Device, KernelArg
 
 
 def addresses_of(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:
-    """Of these buffers, by the identity of each. Who uses an address keeps the buffer: the driver does not know."""
+    """Returns the device address of each buffer by the buffer's id().
+
+    The caller must keep the buffers alive: the driver does not know that a kernel uses an address.
+    """
     distinct = list({id(buffer): buffer for buffer in buffers}.values())
     table = device.alloc(8 * len(distinct), "addresses of buffers")
     for i, buffer in enumerate(distinct):

@@ -1,4 +1,4 @@
-"""What the attention kernels of every device class share: shapes, tile sizes, and a user's functions in a kernel."""
+"""Shared parts of the attention kernels on every device class: shapes, tile sizes, and user functions in a kernel."""
 
 from __future__ import annotations
 
@@ -16,31 +16,29 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Buffer, CostModel, Device, Launch
 
-CAPACITY_MULTIPLE = 64  # every BLOCK_N divides it
+CAPACITY_MULTIPLE = 64  # must be a multiple of every BLOCK_N
 DECODE_BLOCK_N = (16, 32, 64)
 KERNEL_OPTIONS = ("BLOCK_M", "BLOCK_N", "DV_TILE")
-MAX_ROWS = 128  # of a block of queries
+MAX_ROWS = 128  # query rows per block
 
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """n_q_heads a multiple of n_kv_heads; head_dim of 16, or of 32 with q8_0; capacity (keys) of 64.
+    """Head counts, head size and cache layout of an attention layer.
 
-    kv_dtype: one of dtype.KV_DTYPES; kernels/common/kv_cache.cl has the layouts.
-    page_tokens: 0 where the cache is contiguous; else capacity is a pool of pages of that many keys (a multiple of 64).
-    score_scale: factor of the scores; None for 1/sqrt(head_dim).
-    exact_queries: attention is in float32 even where the device has it faster: in decode queries rounded to 8 bits
-    beside a quantised cache; in prefill queries, keys and values rounded to bfloat16 beside any but one of float32.
+    exact_queries keeps attention in float32 even if the device has a faster way. Without it, decode may round queries
+    to 8 bits beside a quantised cache, and prefill may round queries, keys and values to bfloat16 unless the cache is
+    float32.
     """
 
-    n_q_heads: int
+    n_q_heads: int  # a multiple of n_kv_heads
     n_kv_heads: int
-    head_dim: int
-    capacity: int
-    kv_dtype: str
-    page_tokens: int = 0
-    score_scale: float | None = None
-    exact_queries: bool = False
+    head_dim: int  # a multiple of 16 (32 with q8_0)
+    capacity: int  # in keys, a multiple of 64; with pages, the size of the page pool
+    kv_dtype: str  # a name in dtype.KV_DTYPES; kernels/common/kv_cache.cl describes the layouts
+    page_tokens: int = 0  # keys per page (a multiple of 64), 0 for a contiguous cache
+    score_scale: float | None = None  # factor of the scores, None for 1/sqrt(head_dim)
+    exact_queries: bool = False  # attention stays in float32, see above
 
     @property
     def group_size(self) -> int:
@@ -52,14 +50,16 @@ class AttentionShape:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of a key or a value of one head."""
+        """Returns the bytes per head for a key or a value."""
         return kv_row_bytes(self.head_dim, self.kv_dtype)
 
     def cost(self) -> CostModel:
         return attention_cost(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
 
     def constants(self, step: StepState, slot: int = step_state.CAPACITY) -> dict[str, object]:
-        """Build constants of a kernel with the argument `state` of `step`, which is to hold the capacity in `slot`."""
+        """Returns the build constants for kernels with `step`'s state as an argument. `slot` is the state slot for the
+        capacity.
+        """
         return {
             **step.constants,
             "KV": kernel_name(self.kv_dtype),
@@ -72,23 +72,24 @@ class AttentionShape:
 
 
 class AttentionKernel(Implementation):
-    """What attention of one token and of many have in common."""
+    """Shared base of decode and prefill attention."""
 
     def supports_output(self, layout: ActivationLayout) -> bool:
-        """Whether it can leave its output in this layout."""
+        """Tells whether the kernel can leave its output in `layout`."""
         return False
 
     def out_constants(self, out: ActivationOperand) -> dict[str, object]:
-        """Build constants for rows in a layout that it leaves."""
+        """Returns the build constants for an output layout that the kernel supports."""
         if isinstance(out, PackedActivations):
             raise TypeError(f"the {self.name} variant of {self.file} leaves float32 rows")
         return {}
 
 
 class AttentionDecode(AttentionKernel):
-    """One query token against the cache. merges: the kernel joins the states of its splits itself.
+    """Attends a single query token to the cache.
 
-    one_split_keys: up to so many keys one split has all of them, and no states need joining.
+    merges: the kernel merges its split states by itself.
+    one_split_keys: up to this many keys a single split handles all keys, and no merge is needed.
     """
 
     merges = False
@@ -98,40 +99,42 @@ class AttentionDecode(AttentionKernel):
 
     @abstractmethod
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:
-        """Build constants of its own, and work-items of a group."""
+        """Returns the kernel's own build constants and the work-items per group."""
 
     def size_of_rows(
         self, device: Device, shape: AttentionShape, block_n: int, n_splits: int
     ) -> tuple[Mapping[str, object], int]:
-        """The same for a step of several sequences, whose keys are cut into so many KV splits."""
+        """Returns the same as `size` for a step with several sequences, whose keys are divided into n_splits
+        KV splits.
+        """
         return self.size(device, shape, block_n)
 
     def default_block_n(self, device: Device) -> int:
-        """Keys a step."""
+        """Returns the keys per loop step."""
         return 64
 
     def default_splits(self, device: Device, n_kv_heads: int) -> int:
-        """KV splits of a head, such that every compute unit has an equal share."""
+        """Returns the KV splits per head for an equal share on every compute unit."""
         return max(1, min(32, 2 * device.compute_units // n_kv_heads))
 
     @property
     def block_n_choices(self) -> Sequence[int]:
-        """Keys a step that `llmcl tune` may try; () where the kernel has one size."""
+        """Returns the keys per loop step that `llmcl tune` may try, or () if the kernel has a single size."""
         return DECODE_BLOCK_N
 
 
 @dataclass(frozen=True)
 class TileRequest:
-    """Tile sizes that were asked for; None where the implementation chooses. q_block: a multiple of the query rows."""
+    """Requested tile sizes. None lets the implementation choose."""
 
     block_m: int | None = None
     block_n: int | None = None
     dv_tile: int | None = None
-    q_block: int | None = None
+    q_block: int | None = None  # a multiple of the query rows
 
     @classmethod
     def of(cls, constants: Mapping[str, int], q_block: int | None = None) -> TileRequest:
-        """From build constants by name, such as a user's kernel_options."""
+        """Takes the sizes from build constants by name, such as a user's kernel_options."""
         block_m, block_n, dv_tile = (constants.get(name) for name in KERNEL_OPTIONS)
         return cls(block_m, block_n, dv_tile, q_block)
 
@@ -142,13 +145,13 @@ class TileRequest:
 
 @dataclass(frozen=True)
 class PrefillTiles:
-    """BLOCK_M query rows, BLOCK_N keys a step, DV_TILE output columns a pass, and the implementation they are for."""
+    """The tile sizes of an implementation."""
 
     implementation: AttentionPrefill
-    block_m: int
-    block_n: int
-    dv_tile: int
-    extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # constants that follow from the sizes
+    block_m: int  # query rows
+    block_n: int  # keys per loop step
+    dv_tile: int  # output columns per pass
+    extra: Mapping[str, object] = field(default_factory=dict, hash=False)  # constants derived from the sizes
     local: tuple[int, int, int] = (1, 1, 1)
 
     def constants(self) -> dict[str, object]:
@@ -156,7 +159,7 @@ class PrefillTiles:
 
 
 class AttentionPrefill(AttentionKernel):
-    """Many query tokens against the cache, tile by tile."""
+    """Attends many query tokens to the cache, tile by tile."""
 
     takes_turns = False
     """Whether its work-groups take blocks of queries one after the other, in the order that ORDER gives."""
@@ -171,41 +174,50 @@ class AttentionPrefill(AttentionKernel):
     """Query rows that `llmcl tune` tries."""
 
     def operand_dtype(self, device: Device, shape: AttentionShape) -> str:
-        """As what queries meet keys and values: the cache's dtype, or that of a copy which `prepare` makes."""
+        """Returns the dtype in which queries meet keys and values: the cache's dtype, or the dtype of a copy made by
+        `prepare`.
+        """
         return shape.kv_dtype
 
     def prepare(
         self, device: Device, shape: AttentionShape, step: StepState, k: Buffer, v: Buffer
     ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
-        """The keys and values that the kernel reads: shape, buffers, build constants, and launches that make them."""
+        """Returns the keys and values that the kernel reads: shape, buffers, build constants, and launches to make a
+        copy.
+        """
         return shape, k, v, shape.constants(step), []
 
     def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
-        """Working memory of `prepare`, for the forecast of memory."""
+        """Returns the scratch bytes for `prepare`, used in the memory forecast."""
         return 0
 
     def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
-        """Whether it has tiles of the sizes that were asked for."""
+        """Tells whether the implementation has tiles of the requested sizes."""
         return True
 
     @abstractmethod
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
-        """Tile sizes, those of `request` where given. Raises UsageError for sizes that it cannot have."""
+        """Picks tile sizes, taking over the sizes in `request`. Raises UsageError for an unsupported size."""
 
     def groups(self, device: Device, tiles: PrefillTiles, n_q_heads: int, n: int, batch: int = 1) -> tuple[int, ...]:
-        """Work-groups of a launch for n query tokens."""
+        """Returns the work-groups of a launch for n query tokens."""
         return n_q_heads, -(-n // tiles.block_m), batch
 
     def reads_arrays(self, device: Device, dtype: str, width: int) -> bool:
-        """Whether it has a layout for attention on arrays: queries, keys and values of one dtype [B, H, L, width] where
-        they lie, the output of any dtype. Build constants are then ARRAYS, OUT and STRIDES, a slot of `state`: from it
-        on lie how many elements apart batches, heads and rows of the queries, of the keys and of the values are."""
+        """Tells whether the implementation supports attention on arrays.
+
+        Queries, keys and values are then arrays [B, H, L, width] of one dtype, read in place, and the output has any
+        dtype. The build constants are ARRAYS, OUT and STRIDES. STRIDES is a slot of `state`: from this slot on, `state`
+        holds the strides in elements between batches, heads and rows, for queries, keys and values in turn.
+        """
         return False
 
 
 class AttentionFewQueries(Implementation):
-    """A few query tokens, on arrays where they lie (as `AttentionPrefill.reads_arrays`), so that each key and value is
-    read once for the query heads that share it. Its keys are in ranges of multiples of 16 keys."""
+    """Attends a few query tokens on arrays, read in place (see `AttentionPrefill.reads_arrays`).
+
+    Reads each key and value once for all query heads in the group. A key range is a multiple of 16 keys.
+    """
 
     kernel = "attention_few_queries"
     merge_kernel = "merge_splits"
@@ -215,13 +227,15 @@ class AttentionFewQueries(Implementation):
 
     @abstractmethod
     def takes(self, rows: int) -> bool:
-        """Whether it is the faster kernel for so many rows of a KV head: query tokens times heads that share it."""
+        """Tells whether this kernel is faster than prefill for `rows` rows per KV head: query tokens times
+        query heads.
+        """
 
     @abstractmethod
     def size(
         self, device: Device, rows: int, n_kv_heads: int, batch: int, n_keys: int
     ) -> tuple[dict[str, object], tuple[int, int, int], tuple[int, int, int]]:
-        """Build constants of its own, N_SPLITS among them, groups and work-items of a group."""
+        """Returns the kernel's own build constants (with N_SPLITS), the work-groups, and the work-items per group."""
 
 
 def check_block_sizes(
@@ -232,7 +246,7 @@ def check_block_sizes(
     q_block: int | None,
     largest_block_n: int = CAPACITY_MULTIPLE,
 ) -> None:
-    """Raises UsageError, naming the constant to change, for tiles that no implementation can have."""
+    """Raises UsageError for tile sizes that no implementation supports. The error names the constant to change."""
     if q_block is not None and q_block % block_m:
         raise UsageError(f"BLOCK_M is {block_m}; expected a divisor of the block mask's {q_block} queries a block")
     if block_n < 16 or block_n % 16 or largest_block_n % block_n:
@@ -244,20 +258,20 @@ def check_block_sizes(
 
 
 class RopeAppend(Implementation):
-    """Rotates the queries of a step and fills the cache with its keys and values.
+    """Rotates a step's queries and appends the step's keys and values to the cache.
 
-    tile_rows: positions of a sequence that a work-group takes together, from a multiple of them on; 1: it takes a row.
+    tile_rows: sequence positions per work-group, beginning at a multiple of tile_rows. 1: a work-group takes a row.
     """
 
     tile_rows = 1
 
     @abstractmethod
     def size(self, device: Device, shape: AttentionShape) -> tuple[Mapping[str, object], int, int]:
-        """Build constants of its own, work-groups of a tile or a row, and work-items of a group."""
+        """Returns the kernel's own build constants, work-groups per tile or row, and work-items per group."""
 
 
 class PackKeys(Implementation):
-    """Keys [heads, rows, head_dim] into tiles of 16."""
+    """Packs keys [heads, rows, head_dim] into tiles of 16."""
 
     @abstractmethod
     def size(self, head_dim: int, n_tiles: int, heads: int) -> Size: ...

@@ -1,7 +1,7 @@
-"""What each kernel must move and compute, for the profiler's roofline: bytes, once, and FLOPs.
+"""Minimum bytes and FLOPs of each kernel, for the profiler's roofline.
 
-Weights, keys and values as stored, activations in float32. A kernel that reads something twice gets no credit for it:
-the share of a ceiling says how far a kernel is from what the device could do.
+Weights, keys and values count as stored, activations count as float32. Reading data twice earns no credit: the reported
+share of the ceiling shows how far a kernel is from the device's limit.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from llmcl.runtime.device import Cost, CostModel
 
 
 def linear_cost(weight_bytes: int, rows: int, k: int, outputs: int) -> CostModel:
-    """A product with `rows` rows of k weights, which leaves `outputs` values a token."""
+    """Returns the cost of a product: `rows` rows with k weights each, and `outputs` values per token."""
     return lambda n, position: Cost(weight_bytes + 4 * n * (k + outputs), 2.0 * rows * k * n)
 
 
 def attention_cost(n_q_heads: int, n_kv_heads: int, head_dim: int, row_bytes: int) -> CostModel:
-    """Causal attention of n tokens to the keys before them and to themselves; mods count nothing.
+    """Returns the cost of causal attention: n tokens attend to earlier keys and to themselves. Mods are free.
 
-    row_bytes: of a head's key, and of its value.
+    row_bytes: bytes per head for a key, and for a value.
     """
 
     def cost(n: int, position: int) -> Cost:
@@ -29,17 +29,17 @@ def attention_cost(n_q_heads: int, n_kv_heads: int, head_dim: int, row_bytes: in
 
 
 def per_token(nbytes: float) -> CostModel:
-    """`nbytes` a token, with arithmetic that is not worth counting."""
+    """Returns a cost of `nbytes` per token and no arithmetic."""
     return lambda n, position: Cost(n * nbytes)
 
 
 def once(nbytes: float) -> CostModel:
-    """`nbytes` however many tokens the step has."""
+    """Returns a cost of `nbytes`, independent of the token count."""
     return lambda n, position: Cost(nbytes)
 
 
 def fused_cost(*costs: CostModel) -> CostModel:
-    """The cost of several kernels, done by one launch."""
+    """Returns the total cost of several kernels in a single launch."""
 
     def cost(n: int, position: int) -> Cost:
         parts = [cost_of(n, position) for cost_of in costs]

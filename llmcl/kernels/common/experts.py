@@ -1,4 +1,4 @@
-"""What the products of experts share on every device class: operands and their cost."""
+"""Shared parts of expert products on every device class: operands and cost."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Buffer, Cost, CostModel, Device, Groups, Launch
 
-BLOCK_ROWS = 64  # slots of an expert that a work-group multiplies with its rows in prefill, unless it says otherwise
-FEW_BLOCK_ROWS = 8  # the same in a step of few tokens
+BLOCK_ROWS = 64  # slots per block and work-group in prefill, by default
+FEW_BLOCK_ROWS = 8  # slots per block in a few-row step
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 """Build constants of an implementation's own, work-groups, and work-items of a group."""
@@ -22,14 +22,11 @@ Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class ExpertProduct:
-    """A product of each token's rows with the experts that it goes to, with one part of their weight.
-
-    tiles_at_once: 2 where the tiles of gate and up alternate, else 1.
-    """
+    """A product between each token's rows and the token's experts, for a single weight part."""
 
     weight: Weight
     part: WeightPart
-    tiles_at_once: int
+    tiles_at_once: int  # 2 if gate and up tiles alternate, otherwise 1
 
     @property
     def top_k(self) -> int:
@@ -37,17 +34,19 @@ class ExpertProduct:
 
     @property
     def tiles(self) -> int:
-        """Tiles of an expert."""
+        """Returns the tiles per expert."""
         return self.weight.rows // self.weight.n_experts // TILE_ROWS
 
     @property
     def units(self) -> int:
-        """What a work-group can compute of an expert by itself: tiles, or pairs of a gate and an up tile."""
+        """Returns the units per expert that a work-group can compute alone: tiles, or pairs of a gate and an
+        up tile.
+        """
         return self.tiles // self.tiles_at_once
 
     @property
     def slots(self) -> int:
-        """Slots that share a row of x: those of a token before a gate."""
+        """Returns the number of slots per row of x. Before a gate, all slots of a token share a row."""
         return self.top_k if self.tiles_at_once == 2 else 1
 
     @property
@@ -64,8 +63,9 @@ class ExpertProduct:
         }
 
     def cost(self, values: int) -> CostModel:
-        """values: of a token that are read and written. Each chosen expert counts once, and tokens choose different
-        ones as far as there are such.
+        """Returns the cost. values: activations read and written per token.
+
+        Each chosen expert counts once. Tokens choose different experts as long as unused experts remain.
         """
         share = self.part.n_tiles / (self.weight.n_experts * self.tiles)
         flops = 2.0 * self.top_k * self.tiles * TILE_ROWS * self.weight.k * share
@@ -79,47 +79,49 @@ class ExpertProduct:
 
 @dataclass(frozen=True)
 class ExpertRows:
-    """Rows of slots for experts_prefill in a storage type of its kernel's: [n top_k, k]."""
+    """Slot rows [n top_k, k] for experts_prefill, in a storage type chosen by the kernel."""
 
     buffer: Buffer
     dtype: str
 
 
 def bias_constants(bias: Buffer | None) -> dict[str, object]:
-    """Build constants of a kernel with these biases (kernels/common/expert_bias.cl)."""
+    """Returns the build constants of a kernel with expert biases (kernels/common/expert_bias.cl)."""
     return {} if bias is None else {"BIAS": True}
 
 
 def block_count(n_tokens: int, n_experts: int, top_k: int, rows: int = BLOCK_ROWS) -> int:
-    """Blocks of `rows` slots or fewer that a step can have, at most: see portable/group_by_expert.cl."""
+    """Returns the maximum number of blocks in a step, with at most `rows` slots per block
+    (portable/group_by_expert.cl).
+    """
     slots = n_tokens * top_k
     return (slots + (rows - 1) * min(n_experts, slots)) // rows
 
 
 def most_blocks(max_tokens: int, n_experts: int, top_k: int) -> int:
-    """Of any step; in one of few tokens blocks may be as small as a slot."""
+    """Returns the maximum number of blocks in any step. In a few-row step, a block may be a single slot."""
     few = min(max_tokens, FEW_ROWS[-1])
     return max(block_count(max_tokens, n_experts, top_k), few * top_k)
 
 
 class ExpertsGateUp(Implementation):
-    """What the chosen experts make of each token: a product with their gate and up tiles, and the gate."""
+    """Computes the chosen experts' gate and up products for each token, and applies the gate."""
 
     @abstractmethod
     def size(self, device: Device, product: ExpertProduct) -> Size: ...
 
 
 class ExpertsDown(Implementation):
-    """The weighted sum of the chosen experts' outputs, added to each token's row."""
+    """Adds the weighted sum of the chosen experts' outputs to each token's row."""
 
     @abstractmethod
     def size(self, device: Device, product: ExpertProduct) -> Size: ...
 
 
 class ExpertsOfRows(Implementation):
-    """A product of a step's tokens, in blocks of those that go to the same expert.
+    """A product for a step's tokens, in blocks with a common expert.
 
-    kernel: its function in the file. block_rows: slots of a block.
+    kernel: the kernel's function name. block_rows: slots per block.
     """
 
     kernel = "experts_prefill"
@@ -127,7 +129,7 @@ class ExpertsOfRows(Implementation):
 
     @abstractmethod
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        """Work-groups: for each block of a step those that share an expert's tiles."""
+        """Returns the sizes. For each block in a step, work-groups cover all tiles of the block's expert."""
 
     def kernel_file(self, device: Device, product: ExpertProduct) -> str:
         return self.file
@@ -135,47 +137,49 @@ class ExpertsOfRows(Implementation):
     def pack(
         self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
     ) -> tuple[Buffer, list[Launch]]:
-        """x as the kernel takes it, and the launches that make it so."""
+        """Returns x in the kernel's input layout, and the launches to pack it."""
         return x, []
 
     def rows(self, device: Device, weight: Weight, dtype: str, step: StepState) -> ExpertRows | None:
-        """Where a product with `dtype` before it may leave what the product with this weight takes as it is.
+        """Returns input rows that a previous product with `dtype` weights can fill directly.
 
-        None: float32 is what it takes.
+        None: the product takes float32 rows.
         """
         return None
 
     def output_dtype(self, dtype: str) -> str:
-        """The storage type that it would rather leave outputs of a weight of `dtype` in, for their sum."""
+        """Returns the preferred storage type for outputs before the sum, given a `dtype` weight."""
         return "float32"
 
     def leaves(self, dtype: str) -> bool:
-        """Whether it can leave ExpertRows of this type."""
+        """Tells whether the kernel can leave ExpertRows in this dtype."""
         return False
 
     def suits_single_slots(self, device: Device, weight: Weight, dtype: str) -> bool:
-        """Whether blocks of one slot are no slower than a pair of token and expert after the other."""
+        """Tells whether single-slot blocks are at least as fast as separate token-expert pairs."""
         return False
 
     def scratch(self, device: Device, dtype: str, k: int, exact_activations: bool, n_blocks: int) -> Mapping[str, int]:
-        """Bytes of working memory of `pack` by name, equal names shared: for the forecast of memory."""
+        """Returns the scratch bytes of `pack` by name, for the memory forecast. Equal names share memory."""
         return {}
 
 
 class ExpertsPrefill(ExpertsOfRows):
-    """Of many tokens. block_rows: BLOCK_ROWS or more."""
+    """Expert products for many tokens. block_rows: at least BLOCK_ROWS."""
 
 
 class ExpertsFewRows(ExpertsOfRows):
-    """Of a step of at most FEW_ROWS[-1] tokens (kernels/common/linear.py), where a device has a kernel of its own for
-    them: blocks are small, and each reads its expert's weights once.
+    """Expert products for at most FEW_ROWS[-1] tokens (kernels/common/linear.py), on devices with a special kernel.
+
+    Blocks are small, and each block reads its expert's weights once.
     """
 
     kernel = "experts_few_rows"
     block_rows = FEW_BLOCK_ROWS
 
     def in_chains(self, device: Device) -> bool:
-        """Whether it is part of a longer launch there where nothing else stands between the norm and the sum of the
-        experts: then it is faster than a pair of token and expert after the other for any number of tokens.
+        """Tells whether the kernel can join a fused launch, if nothing else stands between the norm and the expert sum.
+
+        A fused launch beats separate token-expert pairs for any number of tokens.
         """
         return False

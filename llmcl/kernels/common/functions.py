@@ -1,7 +1,7 @@
-"""Kernels as functions of one program, so that a launch may do what several do.
+"""Turns kernels into functions within a program. A launch can then do the work of several launches.
 
-OpenCL C has no templates: the file's functions and structures get names of their own, and its macros end with it. So a
-program can have a kernel for several shapes and storage types.
+OpenCL C has no templates. A file's functions and structures get unique names, and macros are undefined at the file's
+end. A program can then hold a kernel for several shapes and storage types.
 """
 
 from __future__ import annotations
@@ -24,41 +24,43 @@ _MACRO = re.compile(r"^#define (\w+)", re.MULTILINE)
 
 
 def source_of(launch: Launch) -> KernelSource:
-    """Of a launch that was not given a compiled kernel."""
+    """Returns a launch's source. The launch must not hold a compiled kernel."""
     assert isinstance(launch.source, KernelSource)
     return launch.source
 
 
 def number_of(source: KernelSource, name: str) -> int:
-    """A build constant that is a whole number."""
+    """Returns a build constant that must be a whole number."""
     value = source.constants[name]
     assert isinstance(value, int)
     return value
 
 
 def with_constants(source: KernelSource, **constants: object) -> KernelSource:
-    """The same kernel, built with these as well, or in place of those that it has."""
+    """Returns the kernel with additional or replaced build constants."""
     return replace(source, constants={**source.constants, **constants})
 
 
 def weight_dtype(source: KernelSource) -> str:
-    """Of the weights that a kernel of products is built for."""
+    """Returns the weight dtype that a product kernel is built for."""
     name = source.constants["WEIGHT"]
     assert isinstance(name, str)
     return dtype_of_kernel(name)
 
 
 def as_function(source: KernelSource, suffix: str, shared: tuple[str, ...], head: str, kernel_params: str = "") -> str:
-    """A kernel's file whose functions are called name + suffix. The kernel is one of them, with kernel_params in front.
+    """Returns the text of a kernel file with `suffix` added to every function name.
 
-    shared: files in which nothing depends on build constants; they are to stand before it. head: macros that count in
-    the file alone.
+    The kernel becomes a function, too, with kernel_params in front of the parameters.
+
+    shared: files without dependence on build constants. The program must include them before the text.
+    head: macros that apply to the returned text only.
     """
     constants = tuple((name, constant_text(value)) for name, value in sorted(source.constants.items()))
     return _as_function(source.file, source.prelude, constants, suffix, shared, head, kernel_params)
 
 
-@lru_cache(maxsize=128)  # a batch of a model has some 20, and each engine that is opened asks for them
+@lru_cache(maxsize=128)  # a model's batch needs about 20 texts, and each new engine asks for them
 def _as_function(
     file: str,
     prelude: str,

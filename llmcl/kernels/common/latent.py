@@ -1,4 +1,4 @@
-"""What the kernels of latent attention share on every device class: shapes, and what an implementation says."""
+"""Shared parts of latent attention kernels on every device class: shapes, and the interface of implementations."""
 
 from __future__ import annotations
 
@@ -13,22 +13,17 @@ from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Cost, CostModel, Device
 
-MAX_ROPE = 256  # rotated numbers of a head, which a work-item holds
+MAX_ROPE = 256  # rotated values per head, held by a work-item
 
 
 @dataclass(frozen=True)
 class LatentShape:
-    """Query heads that share rows of a latent of `rank` numbers and a rotated key of `rope` numbers.
+    """Query heads that share cache rows: a latent of `rank` values and a rotated key of `rope` values."""
 
-    cache: of the rows; one KV head, whose head_dim is rank + rope. query: numbers of a query head before it is
-    multiplied into the space of the latents, of which the last `rope` rotate. interleaved: rotary pairs are stored next
-    to each other, otherwise half of rope apart.
-    """
-
-    cache: AttentionShape
+    cache: AttentionShape  # the cached rows: one KV head with head_dim = rank + rope
     rank: int
-    query: int
-    interleaved: bool = True
+    query: int  # values of a query head before the product into latent space; the last `rope` values rotate
+    interleaved: bool = True  # rotary pairs are neighbours, otherwise half of rope apart
 
     @property
     def n_heads(self) -> int:
@@ -43,11 +38,11 @@ class LatentShape:
         return self.width - self.rank
 
     def constants(self, step: StepState) -> dict[str, object]:
-        """Build constants of a kernel with the argument `state` of `step`."""
+        """Returns the build constants for kernels with `step`'s state as an argument."""
         return {**self.cache.constants(step), "RANK": self.rank, "QUERY": self.query, "ROPE": self.rope}
 
     def cost(self) -> CostModel:
-        """Of attention: each row is read once for all heads."""
+        """Returns the cost of attention. Each row is read once for all heads."""
 
         def cost(n: int, position: int) -> Cost:
             pairs = n * position + n * (n + 1) // 2
@@ -60,16 +55,16 @@ class LatentShape:
 
 
 class LatentAttention(Implementation):
-    """The query heads of each token of a step against the rows of its sequence."""
+    """Attends each token's query heads to the cached rows of the token's sequence."""
 
     @abstractmethod
     def size(self, device: Device, shape: LatentShape) -> tuple[Mapping[str, object], int]:
-        """Build constants of its own, HEADS among them, which a work-group takes together; work-items of a group."""
+        """Returns the kernel's own build constants (with HEADS per work-group), and the work-items per group."""
 
 
 class LinearHeads(Implementation):
-    """The product of each head's numbers with the matrix of that head."""
+    """Multiplies each head's values by the head's own matrix."""
 
     @abstractmethod
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
-        """Build constants of its own, TOKENS among them, work-groups, and work-items of a group."""
+        """Returns the kernel's own build constants (with TOKENS), the work-groups, and the work-items per group."""

@@ -1,4 +1,4 @@
-"""What the products of every device class share: operands, epilogues, and how activations lie for a product."""
+"""Shared parts of products on every device class: operands, epilogues, and activation layouts."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from llmcl.kernels.implementation import Implementation
 from llmcl.runtime.device import Buffer, CostModel, Device, Groups, KernelArg, Launch
 
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
-# The epilogues of a weight whose tiles alternate gate and up, and what they make of the gate.
+# Epilogues of weights with alternating gate and up tiles, and the function applied to the gate.
 GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
-# What experts make of it.
+# Gate functions for experts.
 EXPERT_GATES = {**GATES, "clamped_swiglu": "GATE_CLAMPED_SWIGLU"}
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
@@ -27,18 +27,16 @@ Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
 
 
 class ActivationLayout(ABC):
-    """How a product takes a step's activations of k columns, where that is not float32 [n, k].
+    """A layout for a step's activations (k columns), for products that do not take float32 [n, k].
 
-    can_be_output: a kernel may leave its result so for the next product. fuses_norm: `pack` can normalise the rows as
-    well. only_for_norm: without a norm the product takes float32 [n, k]. columns_at_once: that are rounded together, 8
-    or a multiple of 16. label: layouts with the same label share their working memory, one being packed when the other
-    was used. Equal layouts are interchangeable.
+    Equal layouts are interchangeable. Layouts with the same `label` share scratch memory: by the time one is packed,
+    the other has been used.
     """
 
-    can_be_output = False
-    fuses_norm = False
-    only_for_norm = False
-    columns_at_once = 8
+    can_be_output = False  # a kernel may leave results in this layout for the next product
+    fuses_norm = False  # `pack` can normalise the rows as well
+    only_for_norm = False  # without a norm, the product takes float32 [n, k]
+    columns_at_once = 8  # columns rounded together: 8, or a multiple of 16
 
     @property
     @abstractmethod
@@ -46,22 +44,22 @@ class ActivationLayout(ABC):
 
     @abstractmethod
     def nbytes(self, max_tokens: int, k: int) -> int:
-        """Of the rows of a step."""
+        """Returns the bytes of a step's rows."""
 
     @abstractmethod
     def pack(
         self, device: Device, x: Buffer, rows: PackedActivations, step: StepState, norm: Buffer | None, eps: float
     ) -> Launch:
-        """Brings x float32 [n, k] into this layout, normalised first where there is a `norm` float32 [k]."""
+        """Packs x float32 [n, k] into this layout, after normalisation if `norm` (float32 [k]) is not None."""
 
     def for_rows(self, max_rows: int) -> ActivationLayout:
-        """The same, packed in the way that is best for steps of up to max_rows tokens (0: any number)."""
+        """Returns the same layout with the best packing for steps of up to max_rows tokens (0: any number)."""
         return self
 
     def packed(self, step: StepState, k: int, use: str = "input") -> PackedActivations:
-        """Working memory of the step for rows of this layout.
+        """Returns the step's scratch rows in this layout.
 
-        use: a name for what is needed at the same time as other rows of k columns.
+        use: a name to separate rows (k columns) that are in use at the same time.
         """
         return PackedActivations(step.scratch(self.scratch_name(k, use), self.nbytes(step.max_tokens, k)), self, k)
 
@@ -84,47 +82,43 @@ ActivationOperand = Buffer | PackedActivations
 
 @dataclass(frozen=True)
 class SplitNorm:
-    """A norm whose weights the product before applies and whose scale the product after.
+    """A norm split over two products: the product before applies the weights, the product after applies the scale."""
 
-    weight: float32 [k]; rows: x times weight, not yet scaled; squares: float32 [max_tokens, k / 16], sums of squares of
-    16 values of x each.
-    """
-
-    weight: Buffer
-    rows: PackedActivations
-    squares: Buffer
+    weight: Buffer  # float32 [k]
+    rows: PackedActivations  # x times weight, not yet scaled
+    squares: Buffer  # float32 [max_tokens, k / 16], sums of squares, 16 values of x each
     eps: float
 
 
 @dataclass(frozen=True)
 class Product:
-    """out = epilogue(W x) with one part of a weight.
+    """out = epilogue(W x), for a single weight part.
 
-    epilogue: "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight
-    alternates gate and up tiles, and out has half as many columns).
+    "swiglu" and "geglu" apply silu or tanh-approximated gelu to the gate. The weight then alternates gate and up tiles,
+    and out has half as many columns.
     """
 
     weight: Weight
     part: WeightPart
     out: ActivationOperand
-    epilogue: str
-    max_rows: int = 0  # tokens of a step at most, of FEW_ROWS or LinearOfRows.bounds; 0: any number
-    begins: SplitNorm | None = None  # of its output, which is added to the residual
-    ends: SplitNorm | None = None  # of its input
+    epilogue: str  # "store", "add" (out += ...), "swiglu" or "geglu"
+    max_rows: int = 0  # maximum tokens per step, from FEW_ROWS or LinearOfRows.bounds; 0: any number
+    begins: SplitNorm | None = None  # a norm for the output, after addition to the residual
+    ends: SplitNorm | None = None  # a norm for the input
 
     @property
     def tiles_at_once(self) -> int:
-        """Tiles that an epilogue needs together."""
+        """Returns how many tiles the epilogue needs together."""
         return 2 if self.epilogue in GATES else 1
 
     @property
     def units(self) -> int:
-        """What a work-group can compute by itself: tiles, or pairs of a gate and an up tile."""
+        """Returns the units that a work-group can compute alone: tiles, or pairs of a gate and an up tile."""
         return self.part.n_tiles // self.tiles_at_once
 
     @property
     def first_row(self) -> np.int32:
-        """The first column of `out` that this part computes."""
+        """Returns the part's first column in `out`."""
         return np.int32(self.part.first_tile * TILE_ROWS // self.tiles_at_once)
 
     def constants(self) -> dict[str, object]:
@@ -142,30 +136,33 @@ class Product:
 
     def cost(self) -> CostModel:
         rows = self.part.n_tiles * TILE_ROWS
-        # "add" reads what it adds to, a gate leaves one value for two rows.
+        # "add" also reads its output. A gate leaves one value for two rows.
         outputs = rows // 2 if self.epilogue in GATES else 2 * rows if self.epilogue == "add" else rows
         return linear_cost(self.part.buffer.nbytes, rows, self.weight.k, outputs)
 
 
 class ProductImplementation(Implementation):
-    """What products of one token and of many share: build constants that a device may have tuned. kernel: its function
-    in the file.
+    """Shared base for decode and prefill products. Build constants may be tuned per device.
+
+    kernel: the kernel's function name.
     """
 
     kernel = "linear_prefill"
 
     def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
-        """Build constants of its own that may be chosen, and the values that fit, the default first; {}: none."""
+        """Returns the tunable build constants and the values that fit, with the default first; {} if there are none."""
         return {}
 
     def tuned_key(self, product: Product) -> str:
-        """The name of the constants that `llmcl tune` stores for a size of product."""
+        """Returns the name under which `llmcl tune` stores constants for the product's size."""
         gate = ", gate and up" if product.tiles_at_once == 2 else ""
         part = product.part
         return f"{self.kernel} {self.name} {part.dtype} {part.n_tiles} tiles of {product.weight.k} columns{gate}"
 
     def chosen(self, device: Device, product: Product) -> dict[str, int]:
-        """The value of each of `choices`: as tuned where the device's cache has values that fit, else the default."""
+        """Returns a value for each of `choices`: the tuned value if the device's cache has fitting values, or the
+        default.
+        """
         choices = self.choices(device, product)
         tuned = device.cache.tuned.get(self.tuned_key(product), {})
         fits = tuned.keys() == choices.keys() and all(value in choices[name] for name, value in tuned.items())
@@ -173,7 +170,7 @@ class ProductImplementation(Implementation):
 
 
 class LinearDecode(ProductImplementation):
-    """A product for the last token of a step, which may normalise its input first."""
+    """A product for the last token of a step. The kernel may normalise its input first."""
 
     kernel = "linear_decode"
 
@@ -193,22 +190,23 @@ class LinearDecode(ProductImplementation):
 
 
 class LinearOfRows(ProductImplementation):
-    """A product for every token of a step. bounds: up to how many tokens of a prompt a step is worth launches of its
-    own, bound with `product.max_rows`.
+    """A product for every token of a step.
+
+    bounds: token counts for which a step has separate launches, bound with `product.max_rows`.
     """
 
     bounds: Sequence[int] = ()
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
-        """How it takes activations beside a weight of this dtype; None: as float32 [n, k]."""
+        """Returns the input layout for `dtype` weights; None for float32 [n, k]."""
         return None
 
     def supports_output(self, layout: ActivationLayout, dtype: str) -> bool:
-        """Whether it can leave its result, beside a weight of this dtype, in this layout."""
+        """Tells whether the kernel can leave results in `layout`, for `dtype` weights."""
         return False
 
     def splits_norm(self, layout: ActivationLayout) -> bool:
-        """Whether it can begin a SplitNorm with rows in this layout, and end one."""
+        """Tells whether the kernel can begin and end a SplitNorm with rows in `layout`."""
         return False
 
     @abstractmethod
@@ -218,7 +216,7 @@ class LinearOfRows(ProductImplementation):
         return self.file
 
     def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
-        """x: in the layout that `activation_layout` names."""
+        """Returns the launches. x must be in the layout named by `activation_layout`."""
         weight, layout = product.weight, x.layout if isinstance(x, PackedActivations) else None
         own, groups, local = self.size(device, product, layout)
         constants, sizes = self.with_arguments(
@@ -232,13 +230,13 @@ class LinearOfRows(ProductImplementation):
     def scratch(
         self, device: Device, dtype: str, k: int, exact_activations: bool, max_tokens: int
     ) -> Mapping[str, int]:
-        """Bytes of working memory by name, equal names shared: for the forecast of memory."""
+        """Returns the scratch bytes by name, for the memory forecast. Equal names share memory."""
         layout = self.activation_layout(device, dtype, k, exact_activations)
         return {} if layout is None else {layout.scratch_name(k): layout.nbytes(max_tokens, k)}
 
 
 class LinearPrefill(LinearOfRows):
-    """For any number of tokens."""
+    """A product for any number of tokens."""
 
 
 FEW_ROWS = 8, 16, 32, 64
@@ -246,15 +244,17 @@ FEW_ROWS = 8, 16, 32, 64
 
 
 def few_rows(most: int) -> list[int]:
-    """For which of FEW_ROWS steps of 1 to `most` tokens are bound."""
+    """Returns the members of FEW_ROWS needed for steps with 1 to `most` tokens."""
     return [rows for rows, fewer in zip(FEW_ROWS, (0, *FEW_ROWS), strict=False) if fewer < most]
 
 
 class LinearFewRows(LinearOfRows):
-    """For at most `product.max_rows` tokens, one of FEW_ROWS: it reads each weight once, at the memory's speed."""
+    """A product for at most `product.max_rows` tokens, a member of FEW_ROWS. Reads each weight once, at
+    memory speed.
+    """
 
     bounds: Sequence[int] = (16, 64)
 
     def same_as_decode(self, device: Device, dtype: str, exact_activations: bool) -> bool:
-        """Whether a row has the bits that LinearDecode gives it, beside a weight of this dtype."""
+        """Tells whether results equal LinearDecode's bit by bit, for `dtype` weights."""
         return False

@@ -1,4 +1,4 @@
-"""Functions that change scores or hide keys, in OpenCL C, and how they get into a kernel (common/attention_mods.cl)."""
+"""Puts OpenCL C functions that change scores or hide keys (mods) into a kernel (common/attention_mods.cl)."""
 
 from __future__ import annotations
 
@@ -13,45 +13,36 @@ BLOCK_INPUTS = "const int b, const int h, const int q_first, const int q_last, c
 
 @dataclass(frozen=True)
 class ModCode:
-    """A function's statements, `return` last: for one key (body) and for 16 (wide).
+    """The statements of a function, ending in `return`."""
 
-    fragment, of a score_mod: what kernels of fragments need that compute parts of it once a row, as macros.
-    block, of a mask_mod: those of mask_block. helpers: functions that they call. per_head, per_sequence: whether heads
-    differ, and sequences.
-    arrays: type and name of each array that it looks up.
-    """
-
-    body: str
-    wide: str
-    arrays: tuple[tuple[str, str], ...] = ()
-    block: str = ""
-    helpers: str = ""
-    per_head: bool = False
-    per_sequence: bool = False
-    fragment: str = ""
+    body: str  # for one key
+    wide: str  # for 16 keys
+    arrays: tuple[tuple[str, str], ...] = ()  # type and name per array read by the function
+    block: str = ""  # mask_mod only: the statements of mask_block
+    helpers: str = ""  # functions called by the statements
+    per_head: bool = False  # heads differ
+    per_sequence: bool = False  # sequences differ
+    fragment: str = ""  # score_mod only: macros for fragment kernels, to compute parts of the function once per row
 
 
 @dataclass(frozen=True)
 class Mods:
-    """Functions in a kernel: OpenCL C in front of it, and the arrays that they look up, as arguments.
-
-    tables: int arrays that are arguments before those, which whoever binds the kernel knows.
-    """
+    """Functions in a kernel: OpenCL C text in front of the kernel, and arrays passed as arguments."""
 
     score: ModCode | None = None
     mask: ModCode | None = None
-    buffers: tuple[Buffer, ...] = ()  # those of score, then those of mask
-    tables: tuple[str, ...] = ()
+    buffers: tuple[Buffer, ...] = ()  # arrays of score, then arrays of mask
+    tables: tuple[str, ...] = ()  # int arrays passed before `buffers`, supplied by the code that binds the kernel
 
     @property
     def arrays(self) -> tuple[tuple[str, str], ...]:
-        """Type and name of each array argument, in order."""
+        """Returns the type and name of each array argument, in order."""
         own = (array for mod in (self.score, self.mask) if mod is not None for array in mod.arrays)
         return *(("int", name) for name in self.tables), *own
 
     @property
     def per_sequence(self) -> bool:
-        """Whether a sequence's place in its batch changes what its queries see."""
+        """Tells whether a sequence's place in the batch affects the scores or the mask."""
         return any(mod is not None and mod.per_sequence for mod in (self.score, self.mask))
 
     @property
@@ -84,9 +75,11 @@ NO_MODS = Mods()
 def fragment_macros(
     body: str, unit: float, factor: float, slope: str, is_soft_cap: bool, has_arrays: bool = False
 ) -> str:
-    """Of a score_mod that is factor f(unit score), with the statements of f, and of its slope along the keys if it has
-    one (nvidia/fragment_scores.cl). is_soft_cap: whether f is tanh (nvidia/capped_exponents.cl). has_arrays: whether it
-    looks up arrays."""
+    """Returns the macros for a score_mod of the form factor f(unit score) (nvidia/fragment_scores.cl).
+
+    body: the statements of f. slope: the statements of f's slope along the keys, or "". is_soft_cap: f is tanh
+    (nvidia/capped_exponents.cl). has_arrays: f reads arrays.
+    """
     macros = _macro("FRAGMENT_MOD_BODY", f"{{ {body} }}")
     macros += _macro("SCORE_UNIT", f"{unit:.9e}f") + _macro("SCORE_FACTOR", f"{factor:.9e}f")
     if slope:
@@ -99,8 +92,10 @@ def fragment_macros(
 
 
 def one_of(choices: Sequence[Mods]) -> str:
-    """A prelude for a kernel some of whose calls are by one choice and some by another: where MOD_ARGS stands, an int
-    `rules` says which. MOD_BUFFERS declares the kernel's own parameters: the arrays of each choice in turn.
+    """Returns a prelude for a kernel that chooses between several Mods at run time.
+
+    Wherever MOD_ARGS stands, an int `rules` selects the choice. MOD_BUFFERS declares the kernel's own parameters: the
+    arrays of each choice in turn.
     """
     arrays = [[(kind, f"rules{i}_{name}") for kind, name in mods.arrays] for i, mods in enumerate(choices)]
     params = "".join(_parameter(array) for of_choice in arrays for array in of_choice)

@@ -1,4 +1,4 @@
-"""Persistent kernels: what a device class needs to know of a decode step to run it, or its layers, in one."""
+"""Persistent kernels: descriptions of decode steps that run as a whole, or with all layers, in one kernel."""
 
 from __future__ import annotations
 
@@ -17,48 +17,41 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class RecurrentMixer:
-    """What a layer has in place of attention, with a state of fixed size (llmcl/reference/recurrent.py).
+    """A layer's replacement for attention, with a state of fixed size (llmcl/reference/recurrent.py).
 
-    kind: "delta_net", a gated delta net, or "short_conv". sizes: its build constants, which are the same in all layers.
-    buffers: float32, conv [length, channels], of a delta net scalars [2, n_v] and gated_norm [d_v]; its states, of
-    several slots each: conv_states [length - 1, channels], of a delta net matrix_states [n_v, d_k, d_v]. token_bytes:
-    what a token reads and writes of all that.
+    buffers (float32): conv [length, channels] and conv_states [length - 1, channels]. A delta net adds scalars [2,
+    n_v], gated_norm [d_v] and matrix_states [n_v, d_k, d_v]. Both kinds of states have several slots.
     """
 
-    kind: str
-    sizes: Mapping[str, object]
+    kind: str  # "delta_net" (a gated delta net) or "short_conv"
+    sizes: Mapping[str, object]  # build constants, equal in all layers
     buffers: Mapping[str, Buffer]
-    token_bytes: int
+    token_bytes: int  # bytes read and written per token
 
 
 @dataclass(frozen=True)
 class DecodeLayer:
-    """Weights and cache of a layer: attention or another mixer, then a gated MLP, or experts: then it has a router.
+    """Weights and cache of a layer: attention or another mixer, then a gated MLP or experts with a router.
 
-    qkv: of a recurrent layer the rows that its mixer mixes. attention_gate: rows whose sigmoids are factors of what
-    attention gives. k, v, rope, mods: of attention alone.
-
-    vectors: norms and biases, float32, by those of these names that the layer has: attention_norm, mlp_norm,
-    attention_post_norm, mlp_post_norm, output_bias, down_bias [hidden], bias [rows of qkv], gate_up_bias [2, ffn],
-    head_norms [2, head_dim], q_norm [n_q_heads head_dim], k_norm [n_kv_heads head_dim], router_bias [n_experts], sinks
-    [n_q_heads]; of
-    experts gate_up_bias [n_experts, 2, size], down_bias [n_experts, hidden]. rope float32 [head_dim].
-    gate: one of `linear.EXPERT_GATES`. renormalize: see `families.blocks.ExpertSettings`.
+    vectors (float32), only the names present in the layer: attention_norm, mlp_norm, attention_post_norm,
+    mlp_post_norm, output_bias, down_bias [hidden], bias [rows of qkv], gate_up_bias [2, ffn], head_norms [2, head_dim],
+    q_norm [n_q_heads head_dim], k_norm [n_kv_heads head_dim], router_bias [n_experts], sinks [n_q_heads]. With experts,
+    gate_up_bias is [n_experts, 2, size] and down_bias is [n_experts, hidden].
     """
 
-    qkv: Weight
+    qkv: Weight  # in a recurrent layer, the rows that the mixer mixes
     output: Weight
     gate_up: Weight
     down: Weight
     vectors: Mapping[str, Buffer]
-    gate: str
+    gate: str  # a key of `linear.EXPERT_GATES`
     router: Weight | None = None
-    renormalize: bool = True
-    k: Buffer | None = None
+    renormalize: bool = True  # see `families.blocks.ExpertSettings`
+    k: Buffer | None = None  # attention only, like v, rope and mods
     v: Buffer | None = None
-    rope: Buffer | None = None
+    rope: Buffer | None = None  # float32 [head_dim]
     mods: Mods | None = None
-    attention_gate: Weight | None = None
+    attention_gate: Weight | None = None  # rows whose sigmoids scale attention's output
     mixer: RecurrentMixer | None = None
 
     @property
@@ -68,17 +61,17 @@ class DecodeLayer:
 
     @property
     def first_rows(self) -> int:
-        """Rows of all products that take x at the layer's beginning."""
+        """Returns the total rows of the products at the layer's beginning, with x as input."""
         return self.qkv.rows + (0 if self.attention_gate is None else self.attention_gate.rows)
 
     @property
     def n_experts(self) -> int:
-        """0: it has an MLP."""
+        """Returns the number of experts, or 0 for an MLP."""
         return 0 if self.router is None else self.gate_up.n_experts
 
     @property
     def ffn(self) -> int:
-        """What the gated MLP or the chosen experts together make of a token."""
+        """Returns the intermediate size: the gated MLP's, or the total over the chosen experts."""
         return self.down.k * self.down.top_k
 
     @property
@@ -88,19 +81,15 @@ class DecodeLayer:
 
 @dataclass(frozen=True)
 class DecodeLayers:
-    """Neighbouring layers of a decode step, from x float32 [hidden] to x.
-
-    hidden: the size of the residual stream; eps: of the norms of x, norm_eps: of the others;
-    n_splits: KV splits of a head.
-    """
+    """Consecutive layers of a decode step. They read and write x, float32 [hidden]."""
 
     layers: Sequence[DecodeLayer]
     shape: AttentionShape
     step: StepState
-    hidden: int
-    eps: float
-    norm_eps: float
-    n_splits: int
+    hidden: int  # size of the residual stream
+    eps: float  # for norms of x
+    norm_eps: float  # for all other norms
+    n_splits: int  # KV splits per head
     x: Buffer
 
     @property
@@ -118,28 +107,28 @@ class DecodeLayers:
 
 @dataclass(frozen=True)
 class BoundLayers:
-    """Persistent layers. intermediates: buffers by name that stand in for those of separate launches."""
+    """Persistent layers."""
 
     launches: list[Launch]
-    intermediates: Mapping[str, Buffer] = field(default_factory=dict)
+    intermediates: Mapping[str, Buffer] = field(default_factory=dict)  # replace separate launches' buffers
 
 
 class PersistentLayers(Implementation):
-    """Neighbouring layers of a decode step in one kernel; the separate launches are its twin."""
+    """Runs consecutive layers of a decode step in a single kernel. Separate launches are the twin."""
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:
-        """What keeps this device from running these layers in one kernel; None: nothing."""
+        """Returns why the device can't run the layers in a single kernel, or None."""
 
     @abstractmethod
     def bind(self, device: Device, step: DecodeLayers) -> BoundLayers:
-        """`unsupported_reason` must have said None."""
+        """Binds the layers. `unsupported_reason` must have returned None."""
 
 
 class BoundStep(Protocol):
-    """Launches that do what a longer list does; it keeps alive what they use.
+    """Launches that replace a longer list. Keeps all buffers in use alive.
 
-    whole_steps: by their number one launch for steps in a row, each the list and `ListedStep.then`; {}: there is none.
+    whole_steps: by step count, a launch for several steps in a row. Each step is the list plus `ListedStep.then`.
     """
 
     parts: list[Launch]
@@ -148,7 +137,7 @@ class BoundStep(Protocol):
 
 @dataclass
 class BoundChains:
-    """A step's launches, of which those in chains are one for each chain."""
+    """A step's launches, with one launch per chain."""
 
     parts: list[Launch]
     whole_steps: Mapping[int, Launch] = field(default_factory=dict)
@@ -156,31 +145,25 @@ class BoundChains:
 
 @dataclass(frozen=True)
 class ListedStep:
-    """Any list of launches that together are a step, such as all of decode before sampling.
-
-    max_rows: tokens of a step at most, as `state` has them. max_position: the largest of a step. then: what may end the
-    step and leaves all that the next one takes, such as the choice of the token.
-    """
+    """Any list of launches that forms a step, for example all decode launches before sampling."""
 
     launches: Sequence[Launch]
     state: StepState
-    max_position: int
-    max_rows: int = 1
-    then: Sequence[Launch] = ()
+    max_position: int  # largest position of a step
+    max_rows: int = 1  # maximum tokens per step, as held in `state`
+    then: Sequence[Launch] = ()  # launches that may end the step and prepare the next input, like sampling
 
 
 class PersistentStep(Implementation):
-    """A step's launches as few; the list is its twin. few_rows: it is for steps of few rows, and has other sums than
-    the list, in another order; else it is for any step, and the bits are the same. one_row: of those, for steps of one.
-    """
+    """Replaces a step's launches by fewer launches. The list is the twin."""
 
-    few_rows = False
-    one_row = False
+    few_rows = False  # True: for few-row steps, with another order of sums; False: for any step, with equal bits
+    one_row = False  # True: for steps of one row only; few_rows must be False
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
-        """What keeps these launches from being few on this device; None: nothing."""
+        """Returns why the device can't fuse the launches, or None."""
 
     @abstractmethod
     def bind(self, device: Device, step: ListedStep) -> BoundStep:
-        """`unsupported_reason` must have said None."""
+        """Binds the launches. `unsupported_reason` must have returned None."""

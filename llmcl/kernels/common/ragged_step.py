@@ -1,10 +1,10 @@
-"""A step whose rows are runs of tokens of several sequences: chunks of prompts, and rows that decode.
+"""A step with runs of tokens from several sequences as rows: prompt chunks, and decode rows.
 
     rows     0  1  2 | 3  4  5  6 | 7  8  9 10 11 12
-    run      A  B  C | D  D  D  D | E  E  E  E  E  E       A, B, C decode; D and E are chunks of prompts
+    run      A  B  C | D  D  D  D | E  E  E  E  E  E       A, B, C decode; D and E are prompt chunks
 
-Products need no more than the number of rows. What appends to the cache or attends takes a piece of one run at a time.
-The host cuts the runs into pieces, once for a step, and leaves a table of them on the device.
+Products only need the number of rows. Kernels that append to the cache or attend take a piece at a time, all from a
+single run. The host divides the runs into pieces, once per step, and leaves a piece table on the device.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from llmcl.runtime.staging import send
 ROW_SLOTS = 3  # place, position, token
 PIECE_SLOTS = 4  # place, first row, rows, position of the first
 MAX_CUTS = 4
-# Slots of the step itself: after those of StepState the first row of a chunk, where the wanted rows are, and of each
-# cut where its pieces are and how many.
+# Slots for the step itself, after StepState's slots: the first chunk row, the start of the wanted rows, and for each
+# cut the start and number of pieces.
 FIRST_CHUNK_ROW, WANTED, CUTS = N_STEP_SLOTS, N_STEP_SLOTS + 1, N_STEP_SLOTS + 2
 HEADER = CUTS + 2 * MAX_CUTS
 
 
 @dataclass(frozen=True)
 class Run:
-    """Rows of a step that are tokens of the sequence at `place`, from `position` on.
+    """Rows of a step: tokens of the sequence at `place`, beginning at `position`.
 
-    token_ids: None for a row that decodes, whose token is the one sampled last; only the device may know it.
+    A decode row takes the token sampled last. Perhaps only the device knows the token.
     """
 
     place: int
     position: int
-    token_ids: Sequence[int] | None = None
+    token_ids: Sequence[int] | None = None  # None for a decode row
 
     @property
     def n_rows(self) -> int:
@@ -45,18 +45,17 @@ class Run:
 
 @dataclass(frozen=True)
 class Cut:
-    """How runs are cut: into pieces of at most `size` rows, at each run's beginning or (aligned) at positions that are
-    multiples of `size`. size 0: each run is a piece.
-    """
+    """A rule for dividing runs into pieces."""
 
-    size: int
-    aligned: bool = False
+    size: int  # maximum rows per piece; 0: each run is a piece
+    aligned: bool = False  # True: pieces begin at multiples of `size`; False: at each run's beginning
 
 
 def pieces_of(runs: Sequence[Run], cut: Cut, first_row: int = 0) -> np.ndarray:
-    """int32 [pieces, 4]: the place, first row, rows and position of each. first_row: of the first run.
+    """Returns the place, first row, row count and first position of each piece: int32 [pieces, 4].
 
-    Those whose last row sees the most keys come first: short ones then fill the gaps at the end.
+    Pieces whose last row sees the most keys come first, short pieces then fill the gaps at the end.
+    first_row: the first row of the first run.
     """
     pieces, row = [], first_row
     for run in runs:
@@ -71,7 +70,9 @@ def pieces_of(runs: Sequence[Run], cut: Cut, first_row: int = 0) -> np.ndarray:
 
 
 class Pieces:
-    """The pieces of a step's chunks by one cut. constants: what a kernel needs to find them (step_pieces.cl)."""
+    """The pieces of a step's chunks for a given cut. constants: build constants that locate the pieces
+    (step_pieces.cl).
+    """
 
     def __init__(self, slot: int):
         self.constants: dict[str, object] = {"STATE_PIECES": f"state[{slot}]", "N_PIECES": f"state[{slot + 1}]"}
@@ -79,10 +80,11 @@ class Pieces:
 
 
 class RaggedStep(StepState):
-    """The state of such a step of up to max_rows rows; rows that decode come first.
+    """The state of a ragged step with up to max_rows rows. Decode rows come first.
 
-    state int32: the step's own slots, its rows (place, position, token), wanted rows and pieces; then the page table of
-    each place, as in `sampling`. sampling: the step state of the same places in which tokens are sampled.
+    state (int32): the step's own slots, the rows (place, position, token), wanted rows and pieces, then the page table
+    of each place, as in `sampling`.
+    sampling: the step state for sampling, with the same places.
     """
 
     def __init__(self, device: Device, max_rows: int, sampling: StepState):
@@ -96,18 +98,18 @@ class RaggedStep(StepState):
 
     @property
     def n_chunk_rows(self) -> int:
-        """Rows of the step that do not decode."""
+        """Returns the number of chunk rows in the step."""
         return self.n_rows - self.n_decoding
 
     def pieces(self, cut: Cut) -> Pieces:
-        """The pieces by this cut, which `write` makes from now on."""
+        """Returns the pieces for this cut. From now on, `write` fills them."""
         if cut not in self._cuts:
             assert len(self._cuts) < MAX_CUTS
             self._cuts[cut] = Pieces(CUTS + 2 * len(self._cuts))
         return self._cuts[cut]
 
     def write(self, runs: Sequence[Run], wanted: Sequence[int]) -> None:
-        """Makes these runs the next step, those that decode first; wanted: the rows that `gather_rows` collects."""
+        """Writes these runs as the next step, decode rows first. wanted: the rows collected by `gather_rows`."""
         self.n_decoding = sum(run.token_ids is None for run in runs)
         self.n_rows, self.n_wanted = sum(run.n_rows for run in runs), len(wanted)
         assert self.n_rows <= self.max_tokens and all(run.token_ids is None for run in runs[: self.n_decoding])

@@ -1,4 +1,4 @@
-"""Matrices on the device, in the one layout that every product kernel reads."""
+"""Matrices on the device, in the layout shared by all product kernels."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ STAGING_BYTES = 32 << 20
 
 @dataclass(frozen=True)
 class WeightPart:
-    """Some consecutive tiles of a weight in one buffer, all of one storage type."""
+    """Consecutive tiles of a weight in a single buffer and storage type."""
 
     buffer: Buffer
     first_tile: int
@@ -27,26 +27,23 @@ class WeightPart:
 
 @dataclass(frozen=True)
 class Weight:
-    """A matrix [rows, k] as tiles of 16 rows (kernels/common/tiles.cl), missing rows zero.
+    """A matrix [rows, k] as tiles of 16 rows (kernels/common/tiles.cl). Missing rows are zero.
 
-    Split over several parts where the device's largest allocation is too small for it, and where the matrices it
-    is made of are stored in different types. Of two matrices of equal size the tiles may alternate (gate and up), so
-    that one kernel has both at hand. exact_activations: quantised weights meet float32 activations even where the
-    device would rather round those to 8 bits. n_experts: of a mixture of experts, whose matrices lie one below the
-    other, each whole in one part; a token needs top_k of them.
+    A weight has several parts if it exceeds the device's largest allocation, or if its matrices have different storage
+    types. Tiles of two equal-sized matrices (gate and up) may alternate, to give a kernel both at hand.
     """
 
     name: str
     rows: int
     k: int
     parts: tuple[WeightPart, ...]
-    exact_activations: bool = False
-    n_experts: int = 1
-    top_k: int = 1
+    exact_activations: bool = False  # keep activations in float32 beside quantised weights
+    n_experts: int = 1  # experts, stacked by rows, each whole in a single part
+    top_k: int = 1  # experts that a token needs
 
     @property
     def dtype(self) -> str:
-        """The storage type; of several "mixed"."""
+        """Returns the storage type, or "mixed" for several types."""
         dtypes = {part.dtype for part in self.parts}
         return dtypes.pop() if len(dtypes) == 1 else "mixed"
 
@@ -60,11 +57,11 @@ class Weight:
 
     @property
     def token_bytes(self) -> int:
-        """What a decode step reads."""
+        """Returns the bytes that a decode step reads."""
         return self.nbytes * self.top_k // self.n_experts
 
     def rows_in(self, part: WeightPart) -> tuple[int, int]:
-        """The first row that a part has, and how many of the matrix's rows."""
+        """Returns a part's first row and number of matrix rows."""
         first = part.first_tile * TILE_ROWS
         return first, min(part.n_tiles * TILE_ROWS, self.rows - first)
 
@@ -84,16 +81,16 @@ def alloc_weight(
     n_experts: int = 1,
     top_k: int = 1,
 ) -> Weight:
-    """An uninitialised weight [rows, k]; its padding rows are zero.
+    """Allocates an uninitialised weight [rows, k]. Padding rows are zero.
 
-    dtype: one storage type, or the runs of rows that have one each, [(rows, dtype)], all but the last whole tiles, and
-    whole experts where there are n_experts.
+    dtype: a storage type, or [(rows, dtype)] for row runs with different types. All runs except the last have whole
+    tiles, and with n_experts all runs have whole experts.
     """
     runs = [(rows, dtype)] if isinstance(dtype, str) else dtype
     parts: list[WeightPart] = []
     first = 0
     for run_rows, run_dtype in runs:
-        # A gate tile and its up tile are never separated, nor are the tiles of an expert.
+        # Gate and up tiles stay together in pairs, and so do all tiles of an expert.
         unit = 2 if n_experts == 1 else rows // n_experts // TILE_ROWS
         most = max(unit, device.entry.max_alloc_bytes // tile_bytes(k, run_dtype) // unit * unit)
         end = first + -(-run_rows // TILE_ROWS)
@@ -108,7 +105,7 @@ def alloc_weight(
 
 
 class RowSource(Protocol):
-    """Where a matrix comes from: rows as the checkpoint stores them."""
+    """The source of a matrix: rows as stored in the checkpoint."""
 
     @property
     def format(self) -> str: ...
@@ -134,13 +131,15 @@ def load_rows(
     rotary_dim: int = 0,
     rope_interleaved: bool = False,
 ) -> Iterator[int]:
-    """Copies `source` [n, k] into rows first_row.. of `weight`, on the device; yields bytes done.
+    """Copies `source` [n, k] on the device into rows first_row.. of `weight`. Yields the bytes done.
 
-    Into a quantised part goes a source of that very format, number for number; into any other it is dequantised.
-    flags[flag] becomes 1 if a value is not finite. tile_step 2 fills every other tile, from tile_offset on.
-    head_dim > 0: the rows are heads of queries or keys, of which the first rotary_dim dimensions rotate; rotary pairs
-    come to lie half a head apart, whether they are stored next to each other (rope_interleaved) or half of rotary_dim
-    apart (see tile_row.cl).
+    A quantised part takes a source in the same format only, copied number for number. Any other part takes dequantised
+    values. flags[flag] becomes 1 if a value is not finite.
+
+    tile_step: 2 fills every other tile, beginning with tile_offset.
+    head_dim: if positive, the rows are query or key heads, and the first rotary_dim dimensions rotate. Rotary pairs are
+    moved half a head apart. In the source, pairs are neighbours (rope_interleaved) or half of rotary_dim apart (see
+    tile_row.cl).
     """
     n_rows, k = source.shape
     per_chunk = max(1, min(n_rows, STAGING_BYTES // source.row_bytes))
@@ -173,9 +172,10 @@ def load_rows(
 
 
 def fill_random(device: Device, weight: Weight, spread: float, seed: int) -> None:
-    """Values around 0 of variance spread^2 / 3, made on the device: uniform in [-spread, spread), or random quants.
+    """Fills a weight on the device with random values around 0, variance spread^2 / 3: uniform in [-spread, spread), or
+    random quants.
 
-    Padding rows are filled as well; no kernel stores theirs.
+    Padding rows are filled as well; no kernel stores their results.
     """
     for part in weight.parts:
         width = local_size(device, 64)
