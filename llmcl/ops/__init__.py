@@ -1,1 +1,1 @@
-"""One file an op: it checks shapes, picks a kernel variant for the device and returns bound launches."""
+"""One file per op. An op checks shapes, picks a kernel variant for the device and returns bound launches."""

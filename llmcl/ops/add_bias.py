@@ -1,4 +1,4 @@
-"""add_bias: the bias of a projection whose product adds to the residual stream."""
+"""add_bias: adds a projection's bias after the product was added to the residual stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def add_bias(device: Device, x: Buffer, bias: Buffer) -> list[Launch]:
-    """x[t] += bias in place: x float32 [n, columns], bias float32 [columns], columns a multiple of 16."""
+    """Computes x[t] += bias in place.
+
+    x float32 [n, columns], bias float32 [columns], columns a multiple of 16.
+    """
     columns = bias.nbytes // 4
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)

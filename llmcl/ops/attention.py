@@ -30,23 +30,23 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def prefill_key(variant: str, head_dim: int, kv_dtype: str) -> str:
-    """The name of the tuned tiles of prefill in a device's cache."""
+    """Returns the cache key for tuned prefill tiles."""
     return f"attention_prefill {variant} head_dim {head_dim} {kv_dtype}"
 
 
 def decode_key(variant: str, n_kv_heads: int, head_dim: int, kv_dtype: str) -> str:
-    """The name of the tuned constants of decode in a device's cache."""
+    """Returns the cache key for tuned decode constants."""
     return f"attention_decode {variant} kv_heads {n_kv_heads} head_dim {head_dim} {kv_dtype}"
 
 
 def _queries_alone(device: Device, shape: AttentionShape) -> AttentionDecode:
-    """What attends to keys and values that another layer has appended."""
+    """Picks the decode kernel for keys and values appended by another layer."""
     rows = [row for row in table.implementations(AttentionDecode) if row.takes_queries_alone]
     return pick(rows, device, shape.kv_dtype, shape.head_dim)
 
 
 def decode_splits(device: Device, n_kv_heads: int, head_dim: int, kv_dtype: str) -> int:
-    """Into how many KV splits the keys of a head are cut in decode: as tuned, or by default."""
+    """Returns the KV splits per head in decode: the tuned value or the default."""
     chosen = table.pick(AttentionDecode, device, kv_dtype, head_dim)
     tuned = tuned_constants(device, decode_key(chosen.name, n_kv_heads, head_dim, kv_dtype))
     return tuned.get("N_SPLITS") or chosen.default_splits(device, n_kv_heads)
@@ -72,15 +72,18 @@ def attention_decode(
     n_rows: Callable[[], int] | None = None,
     shared_kv: bool = False,
 ) -> list[Launch]:
-    """Rotates and appends the step's one token and attends to the cache, itself included; with several sequences, the
-    token of each. All but the cache have then a row for each token.
+    """Rotates and appends the step's token, and attends to the cache including the new token.
+
+    With several sequences, each sequence has a token, and all buffers except the cache have a row per token.
 
     qkv float32 [n_q_heads + 2 n_kv_heads, head_dim]; rope float32 [head_dim]; out float32 [n_q_heads, head_dim];
     part_ml float32 [n_q_heads, n_splits, 2], part_acc float32 [n_q_heads, n_splits, head_dim]. out may be
-    PackedActivations [n, n_q_heads * head_dim] where `decode_supports_output` says so.
-    block_n: keys a step; None: as tuned, or chosen for the device. sinks: float32 [n_q_heads], a logit of each head
-    that counts in the sum of the softmax alone. n_rows: with several sequences, for how many rows of a step, its first
-    ones, this is; None: for all. shared_kv: the cache holds the token already, and qkv has its queries alone.
+    PackedActivations [n, n_q_heads * head_dim] if `decode_supports_output` allows it.
+
+    block_n: keys per loop step; None: tuned, or chosen for the device.
+    sinks: float32 [n_q_heads], a logit per head that only counts in the softmax sum.
+    n_rows: with several sequences, returns how many of the step's first rows to handle; None: all.
+    shared_kv: the cache already holds the token, and qkv only holds queries.
     """
     chosen = table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim, variant)
     if shared_kv and not chosen.takes_queries_alone:
@@ -144,7 +147,7 @@ def attention_decode(
 
 
 def decode_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:
-    """Whether attention_decode can leave its output in `layout`."""
+    """Tells whether attention_decode can leave its output in `layout`."""
     return table.pick(AttentionDecode, device, shape.kv_dtype, shape.head_dim).supports_output(layout)
 
 
@@ -161,9 +164,9 @@ def attention_merge(
     sinks: Buffer | None = None,
     n_rows: Callable[[], int] | None = None,
 ) -> list[Launch]:
-    """Merges the partial online-softmax states of decode; shapes and n_rows as in attention_decode.
+    """Merges decode's partial online-softmax states. Shapes and n_rows are the same as in attention_decode.
 
-    one_split_keys: up to so many keys it leaves `out` as it is, and its launch may be left out.
+    one_split_keys: up to this many keys, `out` is already final and the launch may be skipped.
     """
     size = local_size(device, 64)
     constants: dict[str, object] = {
@@ -172,7 +175,7 @@ def attention_merge(
         "N_SPLITS": n_splits,
         "ONE_SPLIT_KEYS": one_split_keys,
         "HEAD_DIM": shape.head_dim,
-        "COLUMNS": columns_a_work_item(device),  # one: the loads of all its splits are under way together
+        "COLUMNS": columns_a_work_item(device),  # a single column keeps the loads for all splits in flight together
         "LOCAL_SIZE": size,
         **_sinks(sinks),
     }
@@ -200,8 +203,10 @@ def rope_append(
     *,
     variant: str | None = None,
 ) -> list[Launch]:
-    """Rotates the queries of qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim] in place and fills the cache: of the
-    chunks of a RaggedStep, or of all rows of a step.
+    """Rotates queries in place, and appends keys and values to the cache.
+
+    Handles the chunks of a RaggedStep, or all rows of another step. qkv float32
+    [n, n_q_heads + 2 n_kv_heads, head_dim].
     """
     chosen = table.pick(RopeAppend, device, shape.kv_dtype, shape.head_dim, variant)
     own, groups_each, width = chosen.size(device, shape)
@@ -237,12 +242,12 @@ def rope_append(
 
 
 def prefill_implementation(device: Device, shape: AttentionShape, variant: str | None = None) -> AttentionPrefill:
-    """What attends to a cache of this shape in prefill, before tile sizes are looked at."""
+    """Picks the prefill kernel for a cache shape, regardless of tile sizes."""
     return table.pick(AttentionPrefill, device, shape.kv_dtype, shape.head_dim, variant)
 
 
 def prefill_dtype(device: Device, shape: AttentionShape, variant: str | None = None) -> str:
-    """As what prefill meets keys and values: the cache's dtype, or that of a rounded copy."""
+    """Returns the dtype in which prefill reads keys and values: the cache's dtype or the dtype of a rounded copy."""
     return prefill_implementation(device, shape, variant).operand_dtype(device, shape)
 
 
@@ -255,11 +260,11 @@ def prefill_tiles(
     request: TileRequest | None = None,
     tuned: bool = True,
 ) -> PrefillTiles:
-    """Tile sizes as asked for (here, or by the user of the device), as tuned, or chosen for the device where None.
+    """Picks tile sizes: as requested (here or by the device's user), as tuned, or chosen for the device.
 
-    tuned: whether to look for what `llmcl tune` stored.
+    tuned: look for sizes stored by `llmcl tune`.
 
-    Raises UsageError for sizes that the kernel cannot have, naming the constant to change.
+    Raises UsageError for sizes that the kernel does not support. The error names the constant to change.
     """
     request = request or TileRequest()
     if tuned and request.is_open:
@@ -268,7 +273,7 @@ def prefill_tiles(
         sizes = None if given else tuned_constants(device, prefill_key(usual, head_dim, kv_dtype))
         if sizes:
             stored = TileRequest.of(sizes, request.q_block)
-            with suppress(UsageError):  # tuned tiles may not fit this use: then the defaults do
+            with suppress(UsageError):  # tuned tiles may not fit here: fall back to the defaults
                 return prefill_tiles(device, head_dim, kv_dtype, variant=variant, request=stored, tuned=False)
         request = TileRequest.of(given, request.q_block)
     if request.block_m is not None and not 1 <= request.block_m <= MAX_ROWS:
@@ -280,14 +285,17 @@ def prefill_tiles(
         )
         if not any(
             row.supports_device(device) for row in rows
-        ):  # only kernels for other devices have such tiles, and run here, too
+        ):  # only another device's kernel has such tiles; that kernel runs here, too
             variant = rows[0].name
     return pick(rows, device, kv_dtype, head_dim, variant).tiles(device, head_dim, kv_dtype, request)
 
 
 def head_dim_for_arrays(device: Device, width: int, kv_dtype: str, variant: str | None = None) -> int:
-    """With how many columns attention on arrays of `width` columns is computed: a multiple of 16, and of 64 where the
-    device's own kernels take that and not the other. variant: as asked for."""
+    """Returns the column count used for attention on arrays with `width` columns.
+
+    Rounds up to a multiple of 16, or of 64 if only then the device has a specialised kernel. variant: the requested
+    variant.
+    """
     size, wider = (-(-width // multiple) * multiple for multiple in (16, 64))
     if variant is not None or table.pick(AttentionPrefill, device, kv_dtype, wider).runs_anywhere:
         return size
@@ -295,8 +303,10 @@ def head_dim_for_arrays(device: Device, width: int, kv_dtype: str, variant: str 
 
 
 def few_queries_implementation(device: Device, dtype: str, width: int, rows: int) -> AttentionFewQueries | None:
-    """What attends to arrays of this dtype and width where they lie, for so many rows of a KV head; None: nothing is
-    better at it than what takes many."""
+    """Picks the kernel for few queries on arrays, read in place, with `rows` rows per KV head.
+
+    Returns None if the kernel for many queries is at least as good.
+    """
     wrong = device.cache.excluded
     for row in table.implementations(AttentionFewQueries):
         fits = row.supports_device(device) and row.supports(dtype, width) and row.takes(rows)
@@ -306,7 +316,7 @@ def few_queries_implementation(device: Device, dtype: str, width: int, rows: int
 
 
 def attention_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:
-    """Whether attention_prefill can leave its output in `layout`."""
+    """Tells whether attention_prefill can leave its output in `layout`."""
     return prefill_tiles(device, shape.head_dim, shape.kv_dtype).implementation.supports_output(layout)
 
 
@@ -325,11 +335,12 @@ def attention_prefill(
     sinks: Buffer | None = None,
     shared_kv: bool = False,
 ) -> list[Launch]:
-    """Causal attention of every token of the step, or of the chunks of a RaggedStep, each to its own sequence in the
-    cache, which `rope_append` has filled.
+    """Attends every token of the step, or of a RaggedStep's chunks, to its own sequence in the cache (causal).
+
+    `rope_append` must have filled the cache.
 
     qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim]; out float32 [n, n_q_heads, head_dim], or PackedActivations
-    [n, n_q_heads * head_dim] where `attention_supports_output` says so. request: tile sizes; None: chosen for the
+    [n, n_q_heads * head_dim] if `attention_supports_output` allows it. request: tile sizes; None: chosen for the
     device. mods: further rules for scores and visible keys. sinks, shared_kv: see `attention_decode`.
     """
     cost = shape.cost()
@@ -358,7 +369,7 @@ def attention_prefill(
         return tiles.implementation.groups(device, tiles, shape.n_q_heads, rows)
 
     result = out if isinstance(out, Buffer) else out.buffer
-    unused = result  # the kernel's arguments for lse and ranges
+    unused = result  # for the kernel arguments lse and ranges
     return [
         *launches,
         device.launch(
@@ -375,7 +386,7 @@ def attention_prefill(
 
 
 def _sinks(sinks: Buffer | None) -> dict[str, object]:
-    """Build constants of a kernel with these sinks (kernels/common/online_softmax.cl)."""
+    """Returns the build constants of a kernel with sinks (kernels/common/online_softmax.cl)."""
     return {} if sinks is None else {"HAS_SINKS": True}
 
 

@@ -1,4 +1,4 @@
-"""Sizes of attention that a user chose or `llmcl tune` stored: what may be used of them."""
+"""Checks attention sizes chosen by a user or stored by `llmcl tune`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MAX_SPLITS = 256
 
 
 def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
-    """Raises UsageError for anything but positive numbers for the constants that a user may choose."""
+    """Returns the checked kernel options. Raises UsageError for anything but positive numbers for known constants."""
     if not isinstance(options, Mapping):
         raise UsageError(f"kernel_options is {shown(options)}; expected a dict of {', '.join(KERNEL_OPTIONS)}")
     if unknown := set(options) - set(KERNEL_OPTIONS):
@@ -30,12 +30,12 @@ def check_kernel_options(options: Mapping[str, int]) -> dict[str, int]:
 
 
 def max_splits(device: Device) -> int:
-    """Into how many KV splits the keys of a head may be cut: more would only wait for each other."""
+    """Returns the maximum KV splits per head. More splits would only wait for each other."""
     return min(MAX_SPLITS, max(8, 4 * device.compute_units))
 
 
 def tuned_constants(device: Device, key: str) -> Mapping[str, int]:
-    """What `llmcl tune` stored under `key`; nothing, after a warning, where it could not have stored that."""
+    """Returns the constants stored by `llmcl tune` under `key`. Drops impossible values with a warning."""
     found = device.cache.tuned.get(key, {})
     most = {"BLOCK_M": MAX_ROWS, "BLOCK_N": MAX_ROWS, "DV_TILE": 1024, "N_SPLITS": max_splits(device)}
     for name, value in found.items():

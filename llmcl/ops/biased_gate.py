@@ -1,4 +1,4 @@
-"""biased_gate: the gate of an MLP whose projections have biases, which no product's epilogue knows."""
+"""biased_gate: the gate of an MLP with biases in its projections, because no product's epilogue adds biases."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def biased_gate(device: Device, gate_up: Buffer, bias: Buffer, out: Buffer, gate: str) -> list[Launch]:
-    """out[t] = gate(gate[t] + bias[0]) (up[t] + bias[1]).
+    """Computes out[t] = gate(gate[t] + bias[0]) (up[t] + bias[1]).
 
-    gate_up float32 [n, 2 f], tiles of 16 of gate and of up in turn, as their product leaves them; bias float32 [2, f];
-    out float32 [n, f]; f a multiple of 16. gate: "swiglu" or "geglu".
+    gate_up float32 [n, 2 f], with alternating gate and up tiles of 16, as left by the product; bias float32 [2, f]; out
+    float32 [n, f]; f a multiple of 16. gate: "swiglu" or "geglu".
     """
     columns = bias.nbytes // 8
     size = local_size(device, 64)

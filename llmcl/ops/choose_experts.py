@@ -1,4 +1,4 @@
-"""choose_experts: which experts each token of a step goes to, and the weights of their outputs."""
+"""choose_experts: chooses experts for each token of a step, and computes the weights of their outputs."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ def choose_experts(
     bias: Buffer | None = None,
     row: int | None = None,
 ) -> list[Launch]:
-    """The top_k experts of the largest logits, the largest first, and the softmax of their logits.
+    """Chooses the top_k experts with the largest logits, the largest first, and computes the softmax of their logits.
 
-    logits float32 [n, row], of which the first n_experts count (row None: [n, n_experts]); ids int32 [n, top_k];
-    weights float32 [n, top_k]. renormalize: the weights of the chosen experts add up to 1; otherwise those of all
-    experts would. bias float32 [n_experts]: is added to the logits.
+    logits float32 [n, row], where only the first n_experts count (row None: [n, n_experts]); ids int32 [n, top_k];
+    weights float32 [n, top_k]. renormalize: the weights of the chosen experts add up to 1; otherwise the weights of all
+    experts would. bias float32 [n_experts]: added to the logits.
     """
     size = local_size(device, min(256, power_of_two_at_least(n_experts)))
     constants: dict[str, object] = {
@@ -64,12 +64,15 @@ def choose_scored_experts(
     scale: float = 1.0,
     correction: Buffer | None = None,
 ) -> list[Launch]:
-    """The top_k experts by a score of each, in the best groups of neighbours, and the weights of their outputs.
+    """Chooses the top_k experts by score within the best groups of neighbours, and computes output weights.
 
-    logits float32 [n, n_experts]; ids int32 [n, top_k]; weights float32 [n, top_k], the scores times `scale`. sigmoid:
-    the score is the sigmoid of a logit; otherwise the softmax of all. correction float32 [n_experts]: is added to the
-    scores for the choice alone. n_groups, top_groups: of so many groups so many count, those with the largest sums of
-    their per_group best experts. renormalize: the scores of the chosen ones are divided by their sum.
+    logits float32 [n, n_experts]; ids int32 [n, top_k]; weights float32 [n, top_k], the scores times `scale`.
+
+    sigmoid: a score is the sigmoid of a logit; otherwise the softmax over all logits.
+    correction float32 [n_experts]: added to the scores for the choice only.
+    n_groups, top_groups: of n_groups groups, only top_groups count: the groups with the largest sums over their
+    per_group best experts.
+    renormalize: the scores of the chosen experts are divided by their sum.
     """
     size = local_size(device, min(256, power_of_two_at_least(n_experts)))
     constants: dict[str, object] = {

@@ -1,4 +1,4 @@
-"""delta_chunks: the gated delta rule of many tokens on a GPU, by products within chunks of them."""
+"""delta_chunks: the gated delta rule for many tokens on a GPU, by products within chunks."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
-CHUNK = 32  # tokens; more cost more products within a chunk, fewer more steps from one to the next
+CHUNK = 32  # tokens per chunk; more need more products within a chunk, fewer need more steps between chunks
 TERMS_LOCAL_SIZE = CHUNK * CHUNK // 8
 
 
 @dataclass(frozen=True)
 class ChunkSizes:
-    """How delta_chunks.cl is cut; see its head."""
+    """The sizes for delta_chunks.cl; see the kernel's head."""
 
     columns: int
     local_size: int
@@ -25,7 +25,9 @@ class ChunkSizes:
 
 
 def chunk_sizes(device: Device, shape: DeltaShape) -> ChunkSizes | None:
-    """None: the device is better off token by token, as a CPU, which has no local memory, or has too little for it."""
+    """Returns the sizes, or None if the device should go token by token: a CPU, or a GPU with too little
+    local memory.
+    """
     if device.is_cpu:
         return None
     columns = 32 if shape.d_v % 32 == 0 and shape.d_k <= 128 else 16
@@ -40,12 +42,12 @@ def chunk_sizes(device: Device, shape: DeltaShape) -> ChunkSizes | None:
 
 
 def scratch_values(shape: DeltaShape) -> dict[str, int]:
-    """Working memory of a token, in float32 values."""
+    """Returns the scratch per token, in float32 values."""
     return {"delta w": shape.n_v * shape.d_k, "delta b": shape.n_v * CHUNK, "delta factors": shape.n_v * 2}
 
 
 def delta_scratch_bytes(device: Device, shape: DeltaShape, max_tokens: int) -> int:
-    """Working memory that delta_chunks takes for steps of so many tokens."""
+    """Returns the scratch bytes for steps of up to max_tokens tokens."""
     return 0 if chunk_sizes(device, shape) is None else 4 * max_tokens * sum(scratch_values(shape).values())
 
 
@@ -59,7 +61,9 @@ def delta_chunks(
     states: Buffer,
     out: Buffer,
 ) -> list[Launch]:
-    """What `delta_rule` computes of consecutive tokens of one sequence, with its arguments. sizes: of `chunk_sizes`."""
+    """Computes `delta_rule` for consecutive tokens of one sequence, with the same arguments. sizes: from
+    `chunk_sizes`.
+    """
     w, b, factors = (step.scratch(name, 4 * step.max_tokens * values) for name, values in scratch_values(shape).items())
     common: dict[str, object] = {
         **step.constants,

@@ -13,29 +13,26 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 @dataclass(frozen=True)
 class DeltaBuffers:
-    """Of a layer: conv float32 [length, channels], scalars float32 [2, n_v]: A and the bias of the decays, norm float32
-    [d_v]; inputs float32 [slots, length - 1, channels] and matrix float32 [slots, n_v, d_k, d_v]: its states.
+    """Buffers for a gated delta net."""
 
-    Of a step of n tokens: rows float32 [n, shape.row] of its projection; qkv float32 [n, channels] and gates float32
-    [n, n_v, 2]: working memory; out float32 [n, n_v, d_v].
-    """
-
-    conv: Buffer
-    scalars: Buffer
-    norm: Buffer
-    inputs: Buffer
-    matrix: Buffer
-    rows: Buffer
-    qkv: Buffer
-    gates: Buffer
-    out: Buffer
+    conv: Buffer  # float32 [length, channels]
+    scalars: Buffer  # float32 [2, n_v]: A and the bias of the decays
+    norm: Buffer  # float32 [d_v]
+    inputs: Buffer  # convolution state, float32 [slots, length - 1, channels]
+    matrix: Buffer  # matrix state, float32 [slots, n_v, d_k, d_v]
+    rows: Buffer  # the projection's output for a step of n tokens, float32 [n, shape.row]
+    qkv: Buffer  # scratch, float32 [n, channels]
+    gates: Buffer  # scratch, float32 [n, n_v, 2]
+    out: Buffer  # float32 [n, n_v, d_v]
 
 
 def delta_net(
     device: Device, shape: DeltaShape, of: DeltaBuffers, step: StepState, *, eps: float, each_alone: bool
 ) -> list[Launch]:
-    """out = gated norm of the delta rule of a step's rows; and the new states. each_alone: as in short_conv."""
-    if each_alone and not device.is_cpu:  # whose launches take longer than what they compute
+    """Computes the gated norm of the delta rule's output for a step's rows, and updates states. each_alone: see
+    short_conv.
+    """
+    if each_alone and not device.is_cpu:  # on a GPU, separate launches take longer than their work
         given = of.rows, of.conv, of.scalars, of.norm
         return delta_token(device, shape, *given, step, of.inputs, of.matrix, of.out, eps=eps)
     rows = of.rows, of.conv, of.scalars

@@ -1,4 +1,4 @@
-"""delta_inputs, delta_rule and gated_norm: the gated delta net of a layer, between its projections."""
+"""delta_inputs, delta_rule and gated_norm: a layer's gated delta net, between its projections."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import conv_state
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
-SOFTWARE_SEGMENT = 128  # tokens of a launch on a software renderer, which ends long loops (`Device.is_cpu`)
-MOST_TOKENS = 1 << 24  # of a launch elsewhere
-COLUMNS, PARTS = 32, 4  # of a head's state that a work-group has at once where a work-item has one; see delta_rule.cl
-HEADS_A_GROUP = 8  # of a CPU
+SOFTWARE_SEGMENT = 128  # tokens per launch on a software renderer, which stops long loops (`Device.is_cpu`)
+MOST_TOKENS = 1 << 24  # tokens per launch elsewhere
+COLUMNS, PARTS = 32, 4  # of a head's state, per work-group if a work-item has one column; see delta_rule.cl
+HEADS_A_GROUP = 8  # on a CPU
 
 
 def delta_inputs(
@@ -31,13 +31,13 @@ def delta_inputs(
     *,
     each_alone: bool,
 ) -> list[Launch]:
-    """Queries, keys and values as the delta rule takes them, and of each value head the decay and the rate.
+    """Prepares queries, keys and values for the delta rule, and each value head's decay and rate.
 
     rows float32 [n, shape.row]; weights float32 [length, channels]; scalars float32 [2, n_v]: A and the bias of the
     decays; states float32 [slots, length - 1, channels]; qkv float32 [n, channels]; gates float32 [n, n_v, 2].
-    each_alone: as in short_conv.
+    each_alone: see short_conv.
     """
-    assert each_alone or not step.n_sequences  # as in short_conv
+    assert each_alone or not step.n_sequences  # see short_conv
     heads = 2 * shape.n_k + shape.n_v
     per_group = largest_divisor(heads, HEADS_A_GROUP) if device.is_cpu else 1
     own = {"HEADS_PER_GROUP": per_group, "WIDTH": columns_a_work_item(device), "LOCAL_SIZE": local_size(device, 64)}
@@ -71,9 +71,9 @@ def delta_rule(
     *,
     each_alone: bool,
 ) -> list[Launch]:
-    """out[t] = S^T q of each value head after S = decay S, S += k (rate (v - S^T k))^T.
+    """Computes out[t] = S^T q for each value head, after S = decay S, S += k (rate (v - S^T k))^T.
 
-    qkv and gates as `delta_inputs` leaves them; states float32 [slots, n_v, d_k, d_v]; out float32 [n, n_v, d_v].
+    qkv and gates come from `delta_inputs`; states float32 [slots, n_v, d_k, d_v]; out float32 [n, n_v, d_v].
     """
     if not each_alone and (chunks := chunk_sizes(device, shape)) is not None:
         return delta_chunks(device, shape, chunks, qkv, gates, step, states, out)
@@ -108,9 +108,9 @@ def delta_rule(
 
 
 def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, rows: Buffer, eps: float) -> list[Launch]:
-    """x = rms_norm(x) silu(gate) of each value head, in place.
+    """Computes x = rms_norm(x) silu(gate) for each value head, in place.
 
-    x float32 [n, n_v, d_v]; weight float32 [d_v]; rows as of `delta_inputs`, which hold the gates.
+    x float32 [n, n_v, d_v]; weight float32 [d_v]; rows as in `delta_inputs`, including the gates.
     """
     size = local_size(device, 32)
     per_group = largest_divisor(shape.n_v, HEADS_A_GROUP) if device.is_cpu else 1

@@ -7,32 +7,28 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class DeltaShape:
-    """n_k heads of queries and keys of d_k, n_v heads of values of d_v; n_v a multiple of n_k, d_k and d_v of 16.
-
-    length: of the convolution. heads_in_turn: value head h has key head h % n_k; otherwise those of a key head are
-    neighbours.
-    """
+    """Head counts and sizes: n_k query and key heads with d_k values, n_v value heads with d_v values."""
 
     n_k: int
-    n_v: int
-    d_k: int
-    d_v: int
-    length: int
-    heads_in_turn: bool = False
+    n_v: int  # a multiple of n_k
+    d_k: int  # a multiple of 16
+    d_v: int  # a multiple of 16
+    length: int  # inputs to the convolution
+    heads_in_turn: bool = False  # value head h has key head h % n_k; otherwise a key head's value heads are neighbours
 
     @property
     def channels(self) -> int:
-        """Of queries, keys and values together."""
+        """Returns the channels: queries, keys and values together."""
         return 2 * self.n_k * self.d_k + self.n_v * self.d_v
 
     @property
     def row(self) -> int:
-        """Values of a row: queries, keys, values, gates of the norm, rates and decays before their functions."""
+        """Returns the values per row: queries, keys, values, gates for the norm, raw rates and decays."""
         return self.channels + self.n_v * self.d_v + 2 * self.n_v
 
     @property
     def token_bytes(self) -> int:
-        """What a token moves of its row, of the weights and states between the projections, and leaves."""
+        """Returns the bytes a token moves: its row, weights and states between the projections, and output."""
         return 4 * (2 * self.n_v * self.d_k * self.d_v + 3 * self.length * self.channels + 2 * self.n_v * self.d_v)
 
     @property

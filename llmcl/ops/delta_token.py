@@ -1,4 +1,4 @@
-"""delta_token: a token of each sequence through a gated delta net, between its projections, in one launch of a GPU."""
+"""delta_token: a token per sequence through a gated delta net, between its projections, in one launch on a GPU."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmcl.kernels.common.step_state import RECURRENT, StepState
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Buffer, Device, Launch
 
-ITEMS = 1024  # of a group at most
+ITEMS = 1024  # work-items per group, at most
 
 
 def delta_token(
@@ -25,10 +25,10 @@ def delta_token(
     *,
     eps: float,
 ) -> list[Launch]:
-    """What delta_inputs, delta_rule and gated_norm leave in `out` of rows that are each the one token of a sequence.
+    """Computes the result of delta_inputs, delta_rule and gated_norm if each row is a sequence's only token.
 
-    rows, weights, scalars: as of delta_inputs, inputs: its states; states: those of delta_rule; norm float32 [d_v]: the
-    weight of gated_norm; out float32 [n, n_v, d_v].
+    rows, weights, scalars: see delta_inputs. inputs: the states of delta_inputs. states: the states of delta_rule. norm
+    float32 [d_v]: the weight of gated_norm. out float32 [n, n_v, d_v].
     """
     parts = 8 if shape.d_k > 128 else 4
     columns = shape.n_v // shape.n_k * shape.d_v

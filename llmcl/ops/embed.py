@@ -23,11 +23,12 @@ def embed(
     *,
     scale: float = 1.0,
 ) -> list[Launch]:
-    """x float32 [n, hidden], rope float32 [n, head_dim] (cosines, sines), last_seen int32 [vocab] updated, or with
-    several sequences [n_sequences, vocab].
+    """Writes x float32 [n, hidden] and rope float32 [n, head_dim] (cosines, sines), and updates last_seen.
 
-    rotation float32 [2, head_dim / 2]: see `ModelConfig.rotations`.
-    scale: factor of the embedding rows. One launch for each buffer of the table; each writes the rows it holds.
+    last_seen int32 [vocab], or [n_sequences, vocab] with several sequences. rotation float32 [2, head_dim / 2]: see
+    `ModelConfig.rotations`. scale: factor for the embedding rows.
+
+    Needs one launch per buffer in the table; each launch writes the rows in its buffer.
     """
     constants: dict[str, object] = {
         **step.constants,

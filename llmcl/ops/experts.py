@@ -1,7 +1,7 @@
-"""The products of a mixture of experts with those that a token goes to.
+"""Expert products.
 
-experts_gate_up and experts_down take the tokens one by one, for few. For many there are group_by_expert,
-experts_prefill for both products, and experts_sum.
+For few tokens, experts_gate_up and experts_down handle tokens one by one. For many tokens there are group_by_expert,
+experts_prefill (for both products), and experts_sum.
 """
 
 from __future__ import annotations
@@ -45,12 +45,13 @@ def experts_gate_up(
     eps: float = 0.0,
     bias: Buffer | None = None,
 ) -> list[Launch]:
-    """out[t][s] = gate(W_gate y) (W_up y) of expert ids[t][s], with y = rms_norm(x[t]), or x[t] without `norm`.
+    """Computes out[t][s] = gate(W_gate y) (W_up y) with expert ids[t][s], where y = rms_norm(x[t]), or x[t] without
+    `norm`.
 
-    bias float32 [n_experts, 2, f]: what is added to W_gate y and to W_up y.
+    bias float32 [n_experts, 2, f]: added to W_gate y and to W_up y.
 
-    weight [n_experts 2 f, k] of experts, their tiles of gate and up in turn; x float32 [n, k]; norm float32 [k]; ids
-    int32 [n, top_k]; out float32 [n, top_k, f]; k and f multiples of 16. gate: one of EXPERT_GATES.
+    weight [n_experts 2 f, k], with alternating gate and up tiles; x float32 [n, k]; norm float32 [k]; ids int32
+    [n, top_k]; out float32 [n, top_k, f]; k and f multiples of 16. gate: a key of EXPERT_GATES.
     """
     launches = []
     for part in weight.parts:
@@ -84,12 +85,12 @@ def experts_down(
     *,
     bias: Buffer | None = None,
 ) -> list[Launch]:
-    """out[t] += sum_s weights[t][s] (W rows[t][s] + bias) of expert ids[t][s].
+    """Computes out[t] += sum_s weights[t][s] (W rows[t][s] + bias) with expert ids[t][s].
 
     bias float32 [n_experts, hidden].
 
-    weight [n_experts hidden, f] of experts; rows float32 [n, top_k, f]; ids int32 [n, top_k]; weights float32
-    [n, top_k]; out float32 [n, hidden]; f and hidden multiples of 16.
+    weight [n_experts hidden, f]; rows float32 [n, top_k, f]; ids int32 [n, top_k]; weights float32 [n, top_k]; out
+    float32 [n, hidden]; f and hidden multiples of 16.
     """
     launches = []
     for part in weight.parts:
@@ -115,10 +116,10 @@ def group_by_expert(
     top_k: int,
     block_rows: int,
 ) -> list[Launch]:
-    """The slots t top_k + s of a step's tokens in the order of their experts, and blocks of slots with the same expert.
+    """Sorts a step's slots t top_k + s by expert, and makes blocks of slots with the same expert.
 
-    ids int32 [n, top_k]; order int32 [n top_k]; blocks int32 [`block_count`, 4]: expert, first place in order,
-    slots, in the first one how many blocks there are. block_rows: slots of a block, at most (`block_rows`).
+    ids int32 [n, top_k]; order int32 [n top_k]; blocks int32 [`block_count`, 4]: expert, first index in order, slot
+    count, and in the first block the total number of blocks. block_rows: maximum slots per block (see `block_rows`).
     """
     size = local_size(device, 1024)
     constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "BLOCK_ROWS": block_rows, "LOCAL_SIZE": size}
@@ -136,7 +137,7 @@ def group_by_expert(
 
 
 def _of_rows(device: Device, weight: Weight, max_rows: int) -> list[ExpertsOfRows]:
-    """What multiplies each part: all of it takes blocks of one size."""
+    """Picks a kernel for each part. All kernels must take blocks of the same size."""
     few: list[ExpertsOfRows] = [*table.implementations(ExpertsFewRows)] if 0 < max_rows <= FEW_ROWS[-1] else []
     many = table.implementations(ExpertsPrefill)
     usual = [row for row in many if row.block_rows == BLOCK_ROWS]
@@ -148,24 +149,30 @@ def _of_rows(device: Device, weight: Weight, max_rows: int) -> list[ExpertsOfRow
 
 
 def has_few_rows(device: Device, weight: Weight, max_rows: int, *, in_chains: bool = False) -> bool:
-    """Whether experts_prefill has a kernel of its own for steps of so few tokens, or one for chains of launches."""
+    """Tells whether experts_prefill has a special kernel for steps with few tokens.
+
+    in_chains: the kernel must also support fused launches.
+    """
     rows = _of_rows(device, weight, max_rows)
     return all(isinstance(row, ExpertsFewRows) and (row.in_chains(device) or not in_chains) for row in rows)
 
 
 def suits_single_slots(device: Device, weight: Weight) -> bool:
-    """Whether experts_prefill is the faster one even where most experts have one token."""
+    """Tells whether experts_prefill is faster even if most experts have a single token."""
     rows = zip(_of_rows(device, weight, 0), weight.parts, strict=True)
     return all(row.suits_single_slots(device, weight, part.dtype) for row, part in rows)
 
 
 def block_rows(device: Device, weight: Weight, max_rows: int = 0) -> int:
-    """Slots of a block that experts_prefill with this weight takes."""
+    """Returns experts_prefill's block size in slots for this weight."""
     return _of_rows(device, weight, max_rows)[0].block_rows
 
 
 def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState, max_rows: int = 0) -> ExpertRows | None:
-    """Where experts_prefill with gate_up may leave its rows for that with down, without a copy; None: as float32."""
+    """Returns rows that experts_prefill may fill with gate_up's results and then read for `down`, without a copy.
+
+    None: the rows are float32.
+    """
     found = {
         row.rows(device, down, part.dtype, step)
         for row, part in zip(_of_rows(device, down, max_rows), down.parts, strict=True)
@@ -177,7 +184,7 @@ def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState, m
 
 
 def slot_outputs(device: Device, down: Weight, outputs: Buffer, max_rows: int = 0) -> Buffer | ExpertRows:
-    """`outputs` in the type in which experts_prefill with this weight leaves most quickly what experts_sum adds up."""
+    """Returns `outputs` in the dtype that experts_prefill writes fastest for this weight, as input for experts_sum."""
     rows = zip(_of_rows(device, down, max_rows), down.parts, strict=True)
     dtypes = {row.output_dtype(part.dtype) for row, part in rows}
     return outputs if dtypes == {"float32"} or len(dtypes) > 1 else ExpertRows(outputs, dtypes.pop())
@@ -197,14 +204,15 @@ def experts_prefill(
     bias: Buffer | None = None,
     max_rows: int = 0,
 ) -> list[Launch]:
-    """For every token t of a step and expert s of it, in the order that group_by_expert leaves:
+    """Multiplies each token t of a step by its experts s, in the order left by group_by_expert.
 
-    with a gate, one of EXPERT_GATES, out[t][s] as experts_gate_up without a norm; x float32 [n, k], out [n, top_k, f];
-    with weights float32 [n, top_k], out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f],
-    out [n, top_k, hidden].
+    With a gate (a key of EXPERT_GATES): out[t][s] as in experts_gate_up without a norm; x float32 [n, k], out
+    [n, top_k, f].
+    With weights float32 [n, top_k]: out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f], out
+    [n, top_k, hidden].
 
-    bias: as the ops for few tokens have it. ExpertRows: of `gated_rows`. max_rows: tokens of a step at most, where they
-    are few (`has_few_rows`); 0: any number. It is one for all ops of a step.
+    bias: as in the ops for few tokens. ExpertRows: from `gated_rows`. max_rows: maximum tokens per step if few
+    (`has_few_rows`); 0: any number. All ops of a step must get the same max_rows.
     """
     launches: list[Launch] = []
     for part, row in zip(weight.parts, _of_rows(device, weight, max_rows), strict=True):
@@ -240,9 +248,9 @@ def experts_prefill(
 
 
 def experts_sum(device: Device, y: Buffer | ExpertRows, x: Buffer, *, top_k: int, columns: int) -> list[Launch]:
-    """x[t] += sum_s y[t][s]: x float32 [n, columns], y [n, top_k, columns], columns a multiple of 16.
+    """Computes x[t] += sum_s y[t][s].
 
-    y: float32, or of `slot_outputs`.
+    x float32 [n, columns], y [n, top_k, columns], columns a multiple of 16. y: float32, or from `slot_outputs`.
     """
     of, dtype = (y.buffer, y.dtype) if isinstance(y, ExpertRows) else (y, "float32")
     size = local_size(device, 64)
@@ -267,7 +275,7 @@ def experts_scratch_bytes(
     *,
     exact_activations: bool,
 ) -> int:
-    """Working memory that experts_prefill takes for experts of these (dtype, k, n_experts, top_k), of all together."""
+    """Returns the total scratch bytes of experts_prefill, for experts given as (dtype, k, n_experts, top_k)."""
     scratch: dict[str, int] = {}
     for dtype, k, n_experts, top_k in set(matrices):
         row = table.pick(ExpertsPrefill, device, dtype, k)

@@ -1,4 +1,4 @@
-"""gather_rows: the rows of a ragged step that are wanted further, such as those whose logits are."""
+"""gather_rows: gathers a ragged step's rows that later kernels need, for example rows with wanted logits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def gather_rows(device: Device, step: RaggedStep, x: Buffer, out: Buffer, columns: int) -> list[Launch]:
-    """out float32 [m, columns] = the wanted rows of x float32 [n, columns]; columns: a multiple of 4."""
+    """Copies the wanted rows of x float32 [n, columns] to out float32 [m, columns]; columns: a multiple of 4."""
     size = local_size(device, 256)
     return [
         device.launch(

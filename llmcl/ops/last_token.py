@@ -1,4 +1,4 @@
-"""last_token: the last of a step's tokens becomes its only one."""
+"""last_token: makes the last token of a step the only token."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidden: int, columns: int) -> list[Launch]:
-    """Moves the last rows of x float32 [n, hidden] and qkv float32 [n, columns] to row 0, and the step's state to them.
+    """Moves the last rows of x float32 [n, hidden] and qkv float32 [n, columns] to row 0, and sets the state
+    accordingly.
 
-    What is enqueued after it is for a step of one token at its position.
+    Later launches see a step with a single token at the last token's position.
     """
     size = local_size(device, 256)
     return [
@@ -29,7 +30,7 @@ def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidde
 
 
 def last_row(device: Device, step: StepState, x: Buffer, columns: int) -> list[Launch]:
-    """Moves the last row of x float32 [n, columns] to row 0; to be enqueued before `last_token`, which changes n."""
+    """Moves the last row of x float32 [n, columns] to row 0. Must be enqueued before `last_token`, which changes n."""
     size = local_size(device, 256)
     return [
         device.launch(

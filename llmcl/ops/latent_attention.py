@@ -1,4 +1,6 @@
-"""latent_append and latent_attention: attention to rows of a latent and a rotated key, which all query heads share."""
+"""latent_append and latent_attention: attention to cached rows, a latent and a rotated key, shared by all
+query heads.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,11 @@ def latent_append(
     *,
     eps: float,
 ) -> list[Launch]:
-    """Fills the cache with a row of each of the step's tokens: the normalised latent and the rotated key.
+    """Appends a row per token of the step to the cache: the normalised latent and the rotated key.
 
-    latents float32 [n, width], of which the first `rank` are the latent; norm float32 [rank]; queries float32
-    [n, n_heads, query], whose last `rope` numbers are rotated in place; rope float32 [n, width], from `embed`; cache:
-    rows as kernels/common/latent_row.cl has them.
+    latents float32 [n, width], where the first `rank` values are the latent; norm float32 [rank]; queries float32
+    [n, n_heads, query], where the last `rope` values are rotated in place; rope float32 [n, width], from `embed`;
+    cache: rows as in kernels/common/latent_row.cl.
     """
     size = local_size(device, 128)
     constants = shape.constants(step) | {"INTERLEAVED": shape.interleaved, "EPS": float(eps), "LOCAL_SIZE": size}
@@ -62,13 +64,14 @@ def latent_attention(
     variant: str | None = None,
     mods: Mods = NO_MODS,
 ) -> list[Launch]:
-    """Causal attention of every token of the step, each to its own sequence in the cache, which `latent_append` has
-    filled: the sum of the latents, weighted.
+    """Attends every token of the step to its own sequence in the cache (causal). The result is a weighted sum of
+    latents.
 
-    absorbed float32 [n, n_heads, rank], queries in the space of the latents; queries float32 [n, n_heads, query], of
-    which the last `rope` numbers count, rotated; out float32 [n, n_heads, rank]. With n_splits > 1, for a step of one
-    token or of one of each sequence, part_ml float32 [n, n_heads, n_splits, 2] and part_acc float32
-    [n, n_heads, n_splits, rank].
+    `latent_append` must have filled the cache.
+
+    absorbed float32 [n, n_heads, rank], queries in latent space; queries float32 [n, n_heads, query], where only the
+    last `rope` values count, rotated; out float32 [n, n_heads, rank]. n_splits > 1 requires a step with one token per
+    sequence, part_ml float32 [n, n_heads, n_splits, 2] and part_acc float32 [n, n_heads, n_splits, rank].
     """
     chosen = table.pick(LatentAttention, device, shape.cache.kv_dtype, shape.width, variant)
     own, width = chosen.size(device, shape)

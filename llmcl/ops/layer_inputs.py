@@ -1,4 +1,4 @@
-"""layer_inputs and gate_inputs: embeddings that each layer has of its own, and how a layer takes them."""
+"""layer_inputs and gate_inputs: per-layer embeddings, and the gate that lets a layer read them."""
 
 from __future__ import annotations
 
@@ -18,10 +18,11 @@ from llmcl.runtime.device import Buffer, Device, Launch
 def layer_inputs(
     device: Device, table: Weight, norm: Buffer, step: StepState, x: Buffer, *, n_layers: int, eps: float
 ) -> list[Launch]:
-    """x[t][l] = (rms_norm(x[t][l]) + sqrt(size) table[tokens[t]][l]) / sqrt(2) in place: x float32 [n, n_layers, size],
-    norm float32 [size], table [vocab, n_layers size]; size a multiple of 16.
+    """Computes x[t][l] = (rms_norm(x[t][l]) + sqrt(size) table[tokens[t]][l]) / sqrt(2) in place.
 
-    One launch for each buffer of the table; each takes the tokens whose rows it holds.
+    x float32 [n, n_layers, size], norm float32 [size], table [vocab, n_layers size]; size a multiple of 16.
+
+    Needs one launch per buffer in the table; each launch handles the tokens with rows in its buffer.
     """
     columns = table.k // n_layers
     size = local_size(device, 64)
@@ -54,8 +55,10 @@ def layer_inputs(
 def gate_inputs(
     device: Device, gate: Buffer, x: Buffer, kind: str, *, columns: int, row: int, first: int
 ) -> list[Launch]:
-    """gate[t] = act(gate[t]) x[t] in place: gate float32 [n, columns], x float32 [n, row], of which those from `first`
-    on count; all multiples of 16. kind: "swiglu" or "geglu", for the act of it.
+    """Computes gate[t] = act(gate[t]) x[t] in place.
+
+    gate float32 [n, columns], x float32 [n, row], read from column `first` on; all multiples of 16. kind: "swiglu" or
+    "geglu", selects act.
     """
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)

@@ -36,11 +36,11 @@ def linear_decode(
     epilogue: str = "store",
     variant: str | None = None,
 ) -> list[Launch]:
-    """out = epilogue(W rms_norm(x)) for the last token of the step; without `norm`, W x.
+    """Computes out = epilogue(W rms_norm(x)) for the last token of the step; without `norm`, epilogue(W x).
 
-    weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [rows] ([rows / 2] with a gate).
-    epilogue: "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight
-    alternates gate and up tiles). variant: an implementation by name; None: the one for the device.
+    weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [rows] ([rows / 2] with a gate). epilogue:
+    "store", "add" (out += ...), "swiglu" or "geglu" (silu or tanh-approximated gelu of the gate; the weight alternates
+    gate and up tiles). variant: an implementation by name; None: chosen for the device.
     """
     return [
         table.pick(LinearDecode, device, part.dtype, weight.k, variant).launch(
@@ -66,14 +66,15 @@ def linear_prefill(
     ends: SplitNorm | None = None,
     variant: str | None = None,
 ) -> list[Launch]:
-    """out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, W x[t].
+    """Computes out[t] = epilogue(W rms_norm(x[t])) for every token t of the step; without `norm`, epilogue(W x[t]).
 
     weight [rows, k]; x float32 [n, k]; norm float32 [k]; out float32 [n, rows] ([n, rows / 2] with a gate); normed:
-    working memory as x, needed beside a norm; epilogue and variant as in linear_decode. max_rows: one of FEW_ROWS or
-    of `prefill_bounds` for steps of at most so many tokens, 1 where `rows_are_decoded`; 0: any number. begins: a norm
-    of out, with "add"; ends: that of x, whose rows are taken in place of x (`split_norm`).
-    PackedActivations as x are in the layout that the weight's product takes, as `out` in one that it leaves
-    (`input_layout`).
+    scratch shaped like x, needed with a norm; epilogue and variant as in linear_decode.
+
+    max_rows: maximum tokens per step, from FEW_ROWS or `prefill_bounds`; 1 if `rows_are_decoded`; 0: any number.
+    begins: a norm for out, with "add". ends: a norm for x; its rows replace x (see `split_norm`).
+
+    PackedActivations must be in a layout that the product supports, for x (`input_layout`) and for out.
     """
     if max_rows == 1:
         assert isinstance(x, Buffer) and isinstance(out, Buffer)
@@ -108,7 +109,7 @@ def linear_prefill(
 
 
 def _implementation(device: Device, dtype: str, k: int, max_rows: int = 0, variant: str | None = None) -> LinearOfRows:
-    """What multiplies the tokens of a step: where no implementation is for few of them, the one of prefill does."""
+    """Picks the product kernel. Falls back to prefill's kernel if there is none for few rows."""
     few = 0 < max_rows <= FEW_ROWS[-1]
     rows: list[LinearOfRows] = [*table.implementations(LinearFewRows)] if few else []
     return implementation.pick([*rows, *table.implementations(LinearPrefill)], device, dtype, k, variant)
@@ -120,7 +121,7 @@ def _layout(device: Device, row: LinearOfRows, weight: Weight, dtype: str, max_r
 
 
 def rows_are_decoded(device: Device, weights: Iterable[Weight]) -> bool:
-    """Whether a row has the same bits from linear_decode as beside others, with each of these weights."""
+    """Tells whether a row in a few-row step gets the same bits as from linear_decode, for all weights."""
     return all(
         isinstance(row := _implementation(device, part.dtype, weight.k, FEW_ROWS[0]), LinearFewRows)
         and row.same_as_decode(device, part.dtype, weight.exact_activations)
@@ -130,8 +131,9 @@ def rows_are_decoded(device: Device, weights: Iterable[Weight]) -> bool:
 
 
 def prefill_bounds(device: Device, weights: Iterable[Weight]) -> list[int]:
-    """For up to how many tokens launches of prefill are bound, each a max_rows of linear_prefill, beside those for any
-    number.
+    """Returns the token counts for which prefill has separate launches, besides launches for any number.
+
+    Each count is a max_rows for linear_prefill.
     """
     kinds = {(part.dtype, weight.k) for weight in weights for part in weight.parts}
     rows = [_implementation(device, *kind, max_rows) for kind in kinds for max_rows in (1, 0)]
@@ -139,7 +141,7 @@ def prefill_bounds(device: Device, weights: Iterable[Weight]) -> list[int]:
 
 
 def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> ActivationLayout | None:
-    """The layout in which the kernel before may leave the rows of x for this product; None: float32 rows."""
+    """Returns the layout in which the previous kernel may leave x for this product; None: float32 rows."""
     if max_rows == 1:
         return None
     layouts = {
@@ -153,9 +155,9 @@ def input_layout(device: Device, weight: Weight, max_rows: int = 0) -> Activatio
 def split_norm(
     device: Device, before: Weight, norm: Buffer, after: Weight, step: StepState, *, eps: float, max_rows: int
 ) -> SplitNorm | None:
-    """How the product with `before`, which adds to the residual, begins a norm and that with `after` ends it.
+    """Returns a norm that the product with `before` begins and the product with `after` ends, or None.
 
-    None: they do not. norm float32 [after.k].
+    The product with `before` adds to the residual. norm float32 [after.k].
     """
     layout = input_layout(device, after, max_rows)
     chosen = (_implementation(device, part.dtype, w.k, max_rows) for w in (before, after) for part in w.parts)
@@ -166,8 +168,8 @@ def split_norm(
 
 
 def linear_supports_output(device: Device, weight: Weight, layout: ActivationLayout, max_rows: int = 0) -> bool:
-    """Whether linear_prefill with this weight of gate and up can leave its result in `layout`."""
-    tiles = max(1, 2 * layout.columns_at_once // TILE_ROWS)  # of gate and up: a part has all or none of them
+    """Tells whether linear_prefill can leave its result in `layout`, for a weight with gate and up tiles."""
+    tiles = max(1, 2 * layout.columns_at_once // TILE_ROWS)  # gate and up tiles that must be in the same part
     if any(n % tiles for part in weight.parts for n in (part.first_tile, part.n_tiles)):
         return False
     dtypes = {part.dtype for part in weight.parts}
@@ -177,7 +179,7 @@ def linear_supports_output(device: Device, weight: Weight, layout: ActivationLay
 def linear_scratch_bytes(
     device: Device, matrices: Iterable[tuple[str, int]], max_tokens: int, *, exact_activations: bool
 ) -> int:
-    """Working memory that linear_prefill takes for weights of these (dtype, k), all of them together."""
+    """Returns the total scratch bytes of linear_prefill for weights given as (dtype, k)."""
     scratch: dict[str, int] = {}
     for dtype, k in set(matrices):
         row = _implementation(device, dtype, k)

@@ -1,4 +1,4 @@
-"""linear_heads: the product of each head's numbers with a matrix of that head."""
+"""linear_heads: multiplies each head's values by the head's own matrix."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def linear_heads(
     x_stride: int,
     variant: str | None = None,
 ) -> list[Launch]:
-    """out[t][h] = W[h] x[t][h], for all rows of the step.
+    """Computes out[t][h] = W[h] x[t][h] for all rows of the step.
 
-    weight [n_heads n, k], the matrices of the heads one below the other; x float32 [rows, n_heads, x_stride], of which
-    the first k count; out float32 [rows, n_heads, n]; n, k and x_stride multiples of 16.
+    weight [n_heads n, k], the heads' matrices stacked by rows; x float32 [rows, n_heads, x_stride], where only the
+    first k values count; out float32 [rows, n_heads, n]; n, k and x_stride multiples of 16.
     """
     launches = []
     n = weight.rows // n_heads

@@ -1,4 +1,4 @@
-"""log_likelihood and kl_divergence: what evaluation needs of the logits, computed where they are."""
+"""log_likelihood and kl_divergence: evaluation metrics, computed on the device from the logits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def log_likelihood(device: Device, vocab_size: int, logits: Buffer, targets: Buffer, out: Buffer) -> Launch:
-    """logits float32 [n, vocab], targets int32 [n], each in the vocabulary -> out float32 [n]: the natural logarithm of
-    the target's probability. Enqueue it with n.
+    """Computes the natural logarithm of each target's probability. Enqueue the launch with n.
+
+    logits float32 [n, vocab], targets int32 [n], within the vocabulary, out float32 [n].
     """
     return _bind(device, "log_likelihood", vocab_size, [logits, targets, out])
 
 
 def kl_divergence(device: Device, vocab_size: int, reference: Buffer, logits: Buffer, out: Buffer) -> Launch:
-    """reference, logits float32 [n, vocab] -> out float32 [n, 2]: KL(softmax(reference) || softmax(logits)) in nats,
-    and 1 where both have the same likeliest token, otherwise 0. Enqueue it with n.
+    """Computes KL(softmax(reference) || softmax(logits)) in nats, and 1 if both have the same likeliest token,
+    otherwise 0.
+
+    reference, logits float32 [n, vocab], out float32 [n, 2]. Enqueue the launch with n.
     """
     return _bind(device, "kl_divergence", vocab_size, [reference, logits, out])
 

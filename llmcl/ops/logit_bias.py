@@ -1,4 +1,4 @@
-"""logit_bias: what is added to some logits before a token is chosen, and which tokens are allowed at all."""
+"""logit_bias: biases added to some logits before a token is chosen, and masks of allowed tokens."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_BIASES = 1024
 
 
 class LogitBias:
-    """Changes logits float32 [vocab], or with a step state of several sequences [n_sequences, vocab], in place.
+    """Changes logits float32 [vocab] in place, or [n_sequences, vocab] with a step state for several sequences.
 
-    rules int32 [n, 2], biases int32 [n, MAX_BIASES, 2] and allowed uint32 [n, ceil(vocab / 32)] are those of
+    For rules int32 [n, 2], biases int32 [n, MAX_BIASES, 2] and allowed uint32 [n, ceil(vocab / 32)], see
     kernels/portable/logit_bias.cl.
     """
 
@@ -33,7 +33,7 @@ class LogitBias:
         self.rules = device.zeros(8 * n, "numbers of logit biases")
         self.biases = device.alloc(8 * n * MAX_BIASES, "logit biases")
         self._allowed = device.alloc(4 * n * self._words, "allowed tokens")
-        self._host_allowed: np.ndarray | None = None  # the same on the host, once there are some
+        self._host_allowed: np.ndarray | None = None  # host copy, once there are masks
         self._written: list[object] = []
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
@@ -56,7 +56,7 @@ class LogitBias:
         ]
 
     def configure(self, bias: Mapping[int, float], sequence: int = 0) -> None:
-        """bias: what is added to the logits of some tokens, checked by SamplingParams; every token is allowed."""
+        """Sets the biases for some tokens' logits, checked by SamplingParams, and allows every token."""
         if not bias and not self.applies_to(sequence):
             return
         pairs = np.zeros((len(bias), 2), np.int32)
@@ -71,9 +71,10 @@ class LogitBias:
         send(self._device, self.rules, np.array([len(bias), 0], np.int32), 8 * sequence)
 
     def allow(self, tokens: Mapping[int, np.ndarray | None]) -> None:
-        """Of sequences by their numbers the tokens that may come next: bits uint32 [ceil(vocab / 32)], token 0 the
-        lowest bit of the first word; None: all. They count until they are set again, which is when the step that they
-        are for has ended. Nothing is waited for.
+        """Restricts the next token of each given sequence to a mask: bits uint32 [ceil(vocab / 32)].
+
+        Token 0 is the lowest bit of the first word. None allows all tokens. A mask applies until the next call for the
+        sequence. Call again only after the mask's step has ended. Does not wait for the device.
         """
         masks = {sequence: mask for sequence, mask in sorted(tokens.items()) if mask is not None}
         for mask in masks.values():
@@ -87,8 +88,8 @@ class LogitBias:
                 (self._masked.add if sequence in masks else self._masked.discard)(sequence)
 
     def _write(self, masks: Mapping[int, np.ndarray]) -> None:
-        """Enqueues copies of the masks, by ascending numbers; those of neighbours together."""
-        self._written.clear()  # waits for the copies before, which were for an earlier step
+        """Enqueues copies of the masks, in ascending order. Neighbouring sequences share a copy."""
+        self._written.clear()  # waits for the previous copies, made for an earlier step
         if self._host_allowed is None:
             self._host_allowed = self._device.pinned(self._n * self._words).reshape(self._n, self._words)
         pinned = self._host_allowed

@@ -1,4 +1,4 @@
-"""Log-probabilities of the tokens that are chosen, and of the most likely alternatives."""
+"""Log-probabilities of chosen tokens and of the most likely alternatives."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.staging import send
 
 MAX_TOP = 20
-LINES = 64  # results of so many steps are kept: the host reads those of one while the device computes others
+LINES = 64  # steps with kept results: the host reads a step's results while the device computes later steps
 
 
 @dataclass(frozen=True)
 class LogProb:
-    """Natural logarithm of a token's probability, and (token, log-probability) of the most likely ones, best first.
+    """A token's log-probability (natural logarithm), and the most likely tokens as (token, log-probability), best
+    first.
 
-    Probabilities are softmax(logits) as the model leaves them, before temperature, penalty and bias.
+    Probabilities are softmax(logits) from the model, before temperature, penalty and bias.
     """
 
     token: int
@@ -32,15 +33,17 @@ class LogProb:
 
 
 def check_alternatives(name: str, n: object) -> None:
-    """Raises UsageError unless n is a number of alternatives, or None for no log-probabilities. name: of the option."""
+    """Raises UsageError unless n is a valid number of alternatives, or None for no log-probabilities. name: the
+    option's name.
+    """
     if n is not None and not (isinstance(n, (int, np.integer)) and 0 <= n <= MAX_TOP):
         raise UsageError(f"{name} is {shown(n)}; expected 0 to {MAX_TOP} alternatives, or None")
 
 
 class LogProbs:
-    """logits float32 [vocab], or with a step state of several sequences [n_sequences, vocab].
+    """Computes log-probabilities from logits float32 [vocab], or [n_sequences, vocab] for several sequences.
 
-    `before` is enqueued before anything changes the logits, `after` when the tokens are chosen.
+    Enqueue `before` before anything changes the logits, and `after` when the tokens are chosen.
     """
 
     def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState, bias: LogitBias):
@@ -82,7 +85,7 @@ class LogProbs:
         self.after = [bind("chosen_logprob", chosen, 1, 16)]
 
     def configure(self, wanted: int | None, sequence: int = 0) -> None:
-        """wanted: alternatives beside the chosen token, 0 to MAX_TOP; None: no log-probabilities."""
+        """Sets the number of alternatives beside the chosen token, 0 to MAX_TOP; None: no log-probabilities."""
         if wanted == self._wanted.get(sequence):
             return
         send(self._device, self._wanted_on_device, np.array([-1 if wanted is None else wanted], np.int32), 4 * sequence)
@@ -95,9 +98,9 @@ class LogProbs:
         return sequence in self._wanted
 
     def read(self, step: int, sequences: Sequence[int]) -> Callable[[], list[LogProb | None]]:
-        """Enqueues the reading of what step number `step` left for its rows, which are of these sequences.
+        """Enqueues a read of the results of step number `step`, whose rows belong to `sequences`.
 
-        The function returned waits: None where a sequence wants none.
+        Returns a function that waits for the results: None for a sequence without log-probabilities.
         """
         size = 1 + MAX_TOP
         pairs = np.empty((len(sequences), size, 2), np.float32)

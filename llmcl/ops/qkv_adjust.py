@@ -1,4 +1,4 @@
-"""qkv_adjust: the bias and the head norms that some models apply to queries, keys and values."""
+"""qkv_adjust: biases and head norms that some models apply to queries, keys and values."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import largest_divisor, local_size, power_of_two_at_most, run_of
 from llmcl.runtime.device import Buffer, Device, Launch
 
-WORK_ITEMS = 128  # of a group at most, where it has a head's beside those of others
+WORK_ITEMS = 128  # per work-group at most, if a group handles several heads at once
 
 
 def qkv_adjust(
@@ -21,10 +21,10 @@ def qkv_adjust(
     eps: float,
     value_norms: bool = False,
 ) -> list[Launch]:
-    """Adds bias to qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim], then normalises its query and key heads.
+    """Adds bias to qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim], then normalises query and key heads.
 
-    bias float32 [n_q_heads + 2 n_kv_heads, head_dim]; head_norms float32 [2, head_dim], of queries and of keys. No
-    launch where both are None. value_norms: beside head_norms the value heads are normalised, too, without weights.
+    bias float32 [n_q_heads + 2 n_kv_heads, head_dim]; head_norms float32 [2, head_dim], for queries and keys. Returns
+    no launch if both are None. value_norms: with head_norms, also normalises value heads, without weights.
     """
     if bias is None and head_norms is None:
         return []

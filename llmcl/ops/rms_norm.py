@@ -1,4 +1,4 @@
-"""rms_norm: the normalisation of every token of a step (in decode that before a product is part of the product)."""
+"""rms_norm: normalises every token of a step. In decode, a norm before a product is part of the product."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def rms_norm(
     row: int | None = None,
     first: int = 0,
 ) -> list[Launch]:
-    """x, out float32 [n, hidden], or one buffer; weight float32 [hidden]. add: out += the normalised x.
+    """Normalises x into out, both float32 [n, hidden], possibly the same buffer; weight float32 [hidden].
 
-    row: values of a token in x and out, of which those from `first` on are normalised; None: hidden.
+    add: out += the normalised x. row: values per token in x and out, normalised from `first` on; None: hidden.
     """
     size, hidden = local_size(device, 64), weight.nbytes // 4
     constants = {"HIDDEN": hidden, "ROW": row or hidden, "FIRST": first, "EPS": float(eps), "ADD": add}

@@ -1,4 +1,4 @@
-"""rope_table: rotations of a step's tokens, for layers with other frequencies than those that `embed` is given."""
+"""rope_table: rotations of a step's tokens, for layers with other frequencies than `embed` gets."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def rope_table(device: Device, step: StepState, rotation: Buffer, rope: Buffer) -> list[Launch]:
-    """rotation float32 [2, head_dim / 2]: see `ModelConfig.rotations`; rope float32 [n, head_dim]: cosines, sines."""
+    """Writes rope float32 [n, head_dim] (cosines, sines). rotation float32 [2, head_dim / 2]: see
+    `ModelConfig.rotations`.
+    """
     size = local_size(device, 64)
     return [
         device.launch(

@@ -1,4 +1,4 @@
-"""How the next token is chosen: parameters, and the kernels that choose it on the device."""
+"""Sampling: parameters, and the kernels that choose the next token on the device."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.staging import send
 
 REPEAT_WINDOW = 64
-RANGE = 1e-30, 1e30  # of a temperature; a logit of 100 with the largest penalty over the smallest temperature is finite
+RANGE = 1e-30, 1e30  # temperature; a logit of 100 with the largest penalty and the smallest temperature stays finite
 PENALTY_RANGE = 1e-6, 1e6
-MAX_PENALTY = 100  # of presence and frequency: times a count of tokens it stays finite
+MAX_PENALTY = 100  # for presence and frequency; times a token count, the product stays finite
 WHOLE = (int, np.integer)
 NUMBERS = (int, float, np.integer, np.floating)
 MAX_INT = (1 << 31) - 1
-MAX_BIAS = 10_000  # a sum with a logit stays finite, and outweighs every other
+MAX_BIAS = 10_000  # a sum with a logit stays finite, and outweighs every other logit
 
-# Slots of the int32 buffer `sampling`; floats by their bits.
+# Slots in the int32 buffer `sampling`. Floats are stored by their bits.
 CONSTANTS = {
     "SAMPLING_TEMPERATURE": 0,
     "SAMPLING_TOP_K": 1,
@@ -39,43 +39,36 @@ CONSTANTS = {
     "SAMPLING_SEED_LO": 6,
     "SAMPLING_SEED_HI": 7,
     "SAMPLING_THRESHOLD": 8,  # written by sample_select
-    "SAMPLING_TRUNCATES": 9,  # which kernels choose the token: ABOVE_THRESHOLD or one of the others below
+    "SAMPLING_TRUNCATES": 9,  # the kernels that choose the token: BEST_SCORE, ABOVE_THRESHOLD or LARGEST
     "SAMPLING_PRESENCE": 10,
     "SAMPLING_FREQUENCY": 11,
 }
 N_SLOTS = len(CONSTANTS)
-BINS = 2048  # as sample_threshold.cl has it
-BEST_SCORE, ABOVE_THRESHOLD, LARGEST = 0, 1, 2  # of all scores; of those above a threshold; of the logits themselves
+BINS = 2048  # BINS in sample_threshold.cl
+BEST_SCORE, ABOVE_THRESHOLD, LARGEST = 0, 1, 2  # the choice among: all scores, scores above a threshold, raw logits
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What users of llama.cpp know, in its order: penalty, top-k, top-p, min-p, temperature.
+    """Sampling parameters, applied in llama.cpp's order: penalty, top-k, top-p, min-p, temperature.
 
-    temperature 0 takes the most likely token. top_k 0, top_p 1, min_p 0 and repeat_penalty 1 are off. The penalty
-    looks at the last repeat_window tokens, prompt included. presence_penalty is subtracted from the logits of tokens
-    that the answer has, frequency_penalty as many times as it has them; the prompt does not count. seed None draws one
-    (`seeded()`). logit_bias: what is added to the logits of some tokens, before all else, at most MAX_BIASES of them.
-    logprobs: 0 to MAX_TOP, so many alternatives beside the log-probability of each chosen token; None: none are
-    computed.
-
-    Raises UsageError when a value is out of its range, or would be 0 or infinite in float32.
+    Raises UsageError if a value is out of range, or would be 0 or infinite in float32.
     """
 
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
+    temperature: float = 0.0  # 0 takes the most likely token
+    top_k: int = 0  # 0 is off
+    top_p: float = 1.0  # 1 is off
+    min_p: float = 0.0  # 0 is off
+    repeat_penalty: float = 1.0  # penalty for the last repeat_window tokens, including the prompt; 1 is off
     repeat_window: int = REPEAT_WINDOW
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    logprobs: int | None = None
+    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer, not the prompt
+    frequency_penalty: float = 0.0  # subtracted once per occurrence in the answer
+    seed: int | None = None  # None draws a seed (`seeded()`)
+    logit_bias: Mapping[int, float] = field(default_factory=dict)  # added before all else
+    logprobs: int | None = None  # alternatives per chosen token, 0 to MAX_TOP; None: no log-probabilities
 
     def __post_init__(self) -> None:
-        # Plain comparisons: a server does this for each request, before the device has it.
+        # Plain comparisons are fast: a server checks each request before the device gets it.
         for name, value in (
             ("temperature", self.temperature),
             ("top_p", self.top_p),
@@ -91,7 +84,7 @@ class SamplingParams:
         for name, n in (("top_k", self.top_k), ("repeat_window", self.repeat_window)):
             if not (isinstance(n, WHOLE) and n >= 0):
                 raise self._wrong(name, "0 (off) or more")
-        # The device has float32: what is smaller would be 0, and quotients of logits would be infinite.
+        # The device uses float32: a smaller value would be 0, and quotients of logits would be infinite.
         least, most = RANGE
         if not (self.temperature == 0 or least <= self.temperature <= most):
             raise self._wrong("temperature", f"0 (the most likely token), or {least} to {most}")
@@ -125,35 +118,38 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether a threshold on the logits is needed."""
+        """Tells whether sampling needs a threshold on the logits."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
     @property
     def takes_largest(self) -> bool:
-        """Whether the token is that of the largest logit as it is."""
+        """Tells whether sampling takes the token with the largest raw logit."""
         return self.temperature == 0 and self.repeat_penalty == 1 and not self.counts_tokens
 
     @property
     def counts_tokens(self) -> bool:
-        """Whether it matters how often the answer has a token."""
+        """Tells whether sampling needs the token counts of the answer."""
         return self.presence_penalty != 0 or self.frequency_penalty != 0
 
     def seeded(self) -> SamplingParams:
-        """These parameters with a seed, drawn if there is none."""
+        """Returns the parameters with a seed, drawn if None."""
         if self.seed is not None:
             return self
-        seeded = object.__new__(SamplingParams)  # all else was checked; `copy` takes longer than the rest of a request
+        # everything else was checked; `copy` takes longer than the rest of a request
+        seeded = object.__new__(SamplingParams)
         seeded.__dict__.update(self.__dict__, seed=secrets.randbits(32))
         return seeded
 
 
 class Sampler:
-    """The sampling kernels of one model, bound once: logits float32 [vocab].
+    """The sampling kernels of a model, bound once, for logits float32 [vocab].
 
-    For a step state of several sequences: logits float32 [n_sequences, vocab], a row for each of the step, and each
-    sequence has parameters of its own. `last_seen` int32 [vocab], of each sequence, is kept by the embedding kernel;
-    `counts` int32 [vocab], how often each token was chosen, by the kernels here, where a penalty needs them. `params`
-    int32 [slots], likewise of each, is what `configure` has written.
+    With a step state for several sequences, logits is float32 [n_sequences, vocab] with a row per row of the step, each
+    sequence has its own parameters, and the buffers below have a row per sequence.
+
+    last_seen int32 [vocab]: latest positions, kept by the embedding kernel.
+    counts int32 [vocab]: how often each token was chosen, kept by the sampling kernels if a penalty needs counts.
+    params int32 [slots]: parameters written by `configure`.
     """
 
     def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
@@ -223,13 +219,13 @@ class Sampler:
                 bind(above, "sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
             ],
         }
-        if columns_a_work_item(device) > 1:  # a work-item with vectors needs no others
+        if columns_a_work_item(device) > 1:  # with vectors, a single work-item is enough
             self._choose[LARGEST] = [bind_largest()]
         self._choices[0] = BEST_SCORE
 
     @property
     def launches(self) -> list[Launch]:
-        """What chooses the token of a step of one sequence."""
+        """Returns the launches that choose the token of a single-sequence step."""
         return self.launches_for()
 
     @property
@@ -238,16 +234,16 @@ class Sampler:
 
     @property
     def usual_launches(self) -> list[Launch]:
-        """What chooses without a threshold, by whatever parameters."""
+        """Returns the launches that choose without a threshold, for any parameters."""
         return self.launches_that_choose(self._choose.keys() - {ABOVE_THRESHOLD})
 
     @property
     def largest_launches(self) -> list[Launch]:
-        """What chooses where all rows take the largest logit, by work-items alone; none: BEST_SCORE does it."""
+        """Returns the launches for steps whose rows all take the largest logit; [] if BEST_SCORE does the work."""
         return self._choose.get(LARGEST, [])
 
     def launches_for(self, sequences: Sequence[int] = (0,)) -> list[Launch]:
-        """What chooses the tokens of a step with a row of each of these sequences, as they were configured."""
+        """Returns the launches that choose tokens for a step with these sequences, as configured."""
         has_logprobs = any(self.logprobs.are_wanted(sequence) for sequence in sequences)
         return [
             *(self.logprobs.before if has_logprobs else ()),
@@ -257,27 +253,28 @@ class Sampler:
         ]
 
     def launches_that_choose(self, choices: AbstractSet[int]) -> list[Launch]:
-        """Of these the choice alone. choices: `choice` of the rows' parameters."""
+        """Returns the launches for the choice only. choices: the rows' results of `choice`."""
         return [launch for choice in sorted(choices) for launch in self._choose[choice]]
 
     def choice(self, params: SamplingParams) -> int:
-        """How tokens are chosen by these parameters: BEST_SCORE, ABOVE_THRESHOLD or LARGEST."""
+        """Returns how the parameters choose tokens: BEST_SCORE, ABOVE_THRESHOLD or LARGEST."""
         if params.truncates:
             return ABOVE_THRESHOLD
         return LARGEST if params.takes_largest and LARGEST in self._choose else BEST_SCORE
 
     def configure(self, params: SamplingParams, sequence: int = 0) -> None:
-        """Takes over the parameters of a generation (48 bytes and the biases to the device)."""
+        """Sets a sequence's sampling parameters (writes 48 bytes and the biases to the device)."""
         if params.logit_bias and max(params.logit_bias) >= self._vocab_size:
             raise UsageError(
                 f"logit_bias has a bias for token {max(params.logit_bias)}; expected 0 to {self._vocab_size - 1}"
             )
         floats = np.array(
-            # One token alone reaches either top_p: its probability is at least 1 / vocabulary.
+            # A single token always reaches top_p, because its probability is at least 1 / vocabulary.
             [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
             np.float32,
         ).view(np.int32)
-        penalties = np.array([params.presence_penalty, params.frequency_penalty], np.float32) + 0.0  # -0.0 is off, too
+        # turns -0.0 into 0.0, which is off
+        penalties = np.array([params.presence_penalty, params.frequency_penalty], np.float32) + 0.0
         seed = np.array([params.seed or 0], np.uint64).view(np.int32)
         slots = np.zeros(len(CONSTANTS), np.int32)
         for name, value in (
@@ -301,7 +298,7 @@ class Sampler:
         self._choices[sequence] = self.choice(params)
 
     def remember(self, token_ids: Sequence[int], sequence: int = 0) -> None:
-        """The tokens that the cache holds of the sequence from position 0 on are those seen so far."""
+        """Sets the tokens seen so far: the tokens in the sequence's cache, from position 0 on."""
         nbytes = 4 * self._vocab_size
         self._device.fill(self.last_seen, np.int32(-1), sequence * nbytes, nbytes)
         if token_ids:
@@ -310,7 +307,7 @@ class Sampler:
             self._device.write(self.last_seen, latest, sequence * nbytes)
 
     def count(self, token_ids: Sequence[int], sequence: int = 0) -> None:
-        """The answer of the sequence has these tokens so far, for presence and frequency penalty."""
+        """Sets the tokens in the sequence's answer so far, for presence and frequency penalty."""
         nbytes = 4 * self._vocab_size
         if token_ids:
             counts = np.bincount(np.asarray(token_ids), minlength=self._vocab_size).astype(np.int32)

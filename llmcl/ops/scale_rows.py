@@ -1,4 +1,4 @@
-"""scale_rows: the factor that some models put on what a layer leaves."""
+"""scale_rows: scales a layer's output by a factor, as some models do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def scale_rows(device: Device, x: Buffer, factor: Buffer, columns: int) -> list[Launch]:
-    """x[t] *= factor[0] in place: x float32 [n, columns], columns a multiple of 16; factor float32 [1]."""
+    """Computes x[t] *= factor[0] in place.
+
+    x float32 [n, columns], columns a multiple of 16; factor float32 [1].
+    """
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
     return [

@@ -1,4 +1,4 @@
-"""scale_shares: the factor that some models put on the output of each expert."""
+"""scale_shares: scales each expert's output by a factor, as some models do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def scale_shares(device: Device, shares: Buffer, ids: Buffer, scales: Buffer, *, top_k: int) -> list[Launch]:
-    """shares[t][s] *= scales[ids[t][s]] in place: shares float32 [n, top_k], ids int32 [n, top_k], scales float32
-    [n_experts]."""
+    """Computes shares[t][s] *= scales[ids[t][s]] in place.
+
+    shares float32 [n, top_k], ids int32 [n, top_k], scales float32 [n_experts].
+    """
     size = local_size(device, min(64, power_of_two_at_least(top_k)))
     return [
         device.launch(

@@ -1,4 +1,4 @@
-"""short_conv and conv_state: LFM2's short convolution between its projections, and the state that it leaves."""
+"""short_conv and conv_state: LFM2's short convolution between its projections, and the convolution's state."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
 from llmcl.runtime.device import Buffer, Device, Launch
 
-CPU_RUN = 32  # pieces of 16 channels that a work-group of a CPU takes: some microseconds
+CPU_RUN = 32  # pieces of 16 channels per work-group on a CPU: takes some microseconds
 
 
 def short_conv(
@@ -22,13 +22,14 @@ def short_conv(
     length: int,
     each_alone: bool,
 ) -> list[Launch]:
-    """out[t] = c[t] conv(b x)[t] of rows float32 [n, 3, channels]: b, c, x; and the new state of each sequence.
+    """Computes out[t] = c[t] conv(b x)[t], and each sequence's new state.
 
-    weights float32 [length, channels]; states float32 [slots, length - 1, channels]: the last inputs b x, the oldest
-    first; out float32 [n, channels]; channels a multiple of 16, length 2 or more. each_alone: each row is the one token
-    of a sequence; otherwise they are consecutive tokens of one.
+    rows float32 [n, 3, channels]: b, c, x; weights float32 [length, channels]; states float32
+    [slots, length - 1, channels]: the last inputs b x, oldest first; out float32 [n, channels]; channels a multiple of
+    16, length 2 or more. each_alone: each row is a sequence's only token; otherwise the rows are consecutive tokens of
+    a single sequence.
     """
-    assert each_alone or not step.n_sequences  # several tokens of several sequences: no kernel knows such a step
+    assert each_alone or not step.n_sequences  # no kernel supports several tokens of several sequences
     sizes, run = _sizes(device)
     constants = {**step.constants, **sizes, "STATE_RECURRENT": RECURRENT, "CHANNELS": channels, "LENGTH": length}
     groups = -(-channels // run)
@@ -61,10 +62,10 @@ def conv_state(
     length: int,
     gated: bool,
 ) -> list[Launch]:
-    """The state of a sequence after the step's rows float32 [n, row], consecutive tokens of it; and a snapshot.
+    """Writes a sequence's state after a step of consecutive tokens, and a snapshot.
 
-    states float32 [slots, length - 1, channels]: the last inputs of its convolution. These are the first channels of a
-    row; gated: times those from 2 channels on.
+    rows float32 [n, row]; states float32 [slots, length - 1, channels]: the last inputs of the convolution. An input is
+    the first `channels` values of a row; if gated, times the values from column 2 channels on.
     """
     sizes, run = _sizes(device)
     slots = {"STATE_RECURRENT": RECURRENT, "STATE_SNAPSHOT": SNAPSHOT}
@@ -83,7 +84,7 @@ def conv_state(
 
 
 def _sizes(device: Device) -> tuple[dict[str, int], int]:
-    """Build constants that say how channels are cut, and the channels of a work-group."""
+    """Returns build constants for dividing the channels, and the channels per work-group."""
     width, size = columns_a_work_item(device), local_size(device, 64)
     run = CPU_RUN if device.is_cpu else size
     return {"WIDTH": width, "RUN": run, "LOCAL_SIZE": size}, run * width

@@ -1,4 +1,4 @@
-"""sigmoid_gate: the gate that some models put on the output of attention, or of the expert that all tokens go to."""
+"""sigmoid_gate: gates the output of attention or a shared expert, as in some models."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.runtime.device import Buffer, Device, Launch
 
-CPU_RUN = 64  # pieces of 16 values that a work-group of a CPU takes
+CPU_RUN = 64  # pieces of 16 values per work-group on a CPU
 
 
 def sigmoid_gate(device: Device, x: Buffer, gate: Buffer, *, columns: int, gate_row: int | None = None) -> list[Launch]:
-    """x[t] *= sigmoid(gate[t]): x, gate float32 [n, columns], a multiple of 16.
+    """Computes x[t] *= sigmoid(gate[t]); x, gate float32 [n, columns], columns a multiple of 16.
 
-    With gate_row gate is float32 [n, gate_row], and the last of a row is the gate of all of x[t].
+    With gate_row, gate is float32 [n, gate_row], and the last value of a row is the gate for all of x[t].
     """
     width, size = columns_a_work_item(device), local_size(device, 64)
     run = CPU_RUN if device.is_cpu else size

@@ -10,7 +10,7 @@ _LONG_RUN = 128
 
 
 def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Launch]:
-    """x = cap tanh(x / cap) in place, x float32 [n, row]; no launch where cap is None."""
+    """Computes x = cap tanh(x / cap) in place, x float32 [n, row]. Returns no launch if cap is None."""
     if cap is None:
         return []
     size = local_size(device, 64)

@@ -1,10 +1,10 @@
-"""draft_rows, draft_last_seen, draft_counts, accept_draft: what a step that verifies drafts has beside the model.
+"""draft_rows, draft_last_seen, draft_counts, accept_draft: extra ops for steps that verify drafts.
 
-The first row of a text in such a step is the token sampled last, the rows after it are guesses of those that follow.
-Sampling depends on seed, step number and token id alone, so each row can sample what one step after another would have.
+In such a step, a text's first row is the token sampled last, and the following rows are guesses for the next tokens.
+Sampling only depends on seed, step number and token id, so each row samples exactly like a separate step.
 
-step: of one text, its own step state; of several, a RaggedStep. texts: the step state that has a record of each text;
-of one the same. Both are called `step` and `texts` in all four.
+All four ops take `step` and `texts`. step: a single text's own step state, or a RaggedStep for several texts. texts:
+the step state with a record per text; for a single text, the same as step.
 """
 
 from __future__ import annotations
@@ -25,11 +25,12 @@ def draft_rows(
     rows: StepState,
     row_sampling: Buffer,
 ) -> list[Launch]:
-    """Tells `rows` the place of each row of the step; of one text, makes the drafted tokens its rows before.
+    """Writes the place of each of the step's rows into `rows`. With a single text, also makes the drafted tokens its
+    rows.
 
-    draft int32 [max_rows]: how many tokens are drafted, and these; not read with a RaggedStep, which has them. sampling
-    int32 [texts, slots]: the sampling parameters. rows: a step state of max_rows sequences; row_sampling int32
-    [max_rows, slots]: those of each row.
+    draft int32 [max_rows]: the number of drafted tokens, then the tokens; ignored with a RaggedStep, which already
+    holds them. sampling int32 [texts, slots]: sampling parameters. rows: a step state with max_rows sequences.
+    row_sampling int32 [max_rows, slots]: each row's sampling parameters.
     """
     constants = {
         **step.constants,
@@ -45,15 +46,19 @@ def draft_rows(
 
 
 def draft_last_seen(device: Device, step: StepState, texts: StepState, last_seen: Buffer, out: Buffer) -> list[Launch]:
-    """out int32 [n, vocab]: last_seen int32 [texts, vocab], the latest positions of tokens before the step, as each of
-    its rows knows them: with itself and the rows of its text before it.
+    """Writes out int32 [n, vocab]: last_seen int32 [texts, vocab] (latest token positions before the step), updated per
+    row.
+
+    Each row counts itself and the earlier rows of its text.
     """
     return _as_rows_know(device, "draft_last_seen", step, texts, last_seen, out)
 
 
 def draft_counts(device: Device, step: StepState, texts: StepState, counts: Buffer, out: Buffer) -> list[Launch]:
-    """out int32 [n, vocab]: counts int32 [texts, vocab], how often the answer has each token before the step, as each
-    of its rows knows them: with the drafted tokens of its text up to its own.
+    """Writes out int32 [n, vocab]: counts int32 [texts, vocab] (token counts in the answer before the step), updated
+    per row.
+
+    Each row counts the drafted tokens of its text up to its own.
     """
     return _as_rows_know(device, "draft_counts", step, texts, counts, out)
 
@@ -93,11 +98,12 @@ def accept_draft(
     accepted: Buffer,
     max_rows: int,
 ) -> list[Launch]:
-    """Accepts each text's drafted tokens up to the first that is not what the row before sampled, and moves it on.
+    """Accepts each text's drafted tokens up to the first mismatch with the previous row's sample, and advances the
+    text.
 
-    row_sampled int32 [n]: what each row sampled. last_seen, counts int32 [texts, vocab]: brought up to date. accepted
-    int32 [n + texts]: of each text, as many places as it has rows and one more: how many tokens were sampled, at least
-    1, and these.
+    row_sampled int32 [n]: each row's sample. last_seen, counts int32 [texts, vocab]: updated. accepted int32
+    [n + texts]: each text has a slot per row and an extra slot in front: the number of sampled tokens (at least 1),
+    then the tokens.
     """
     constants = {
         **step.constants,

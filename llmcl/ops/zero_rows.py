@@ -1,4 +1,4 @@
-"""zero_rows: where sums begin that are not those of the residual stream."""
+"""zero_rows: clears rows where sums begin, for sums outside the residual stream."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from llmcl.runtime.device import Buffer, Device, Launch
 
 
 def zero_rows(device: Device, x: Buffer, columns: int) -> list[Launch]:
-    """x[t] = 0: x float32 [n, columns], columns a multiple of 16."""
+    """Computes x[t] = 0; x float32 [n, columns], columns a multiple of 16."""
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
     return [
