@@ -1,4 +1,4 @@
-"""What every device class offers for an op, and which implementation of it a device gets."""
+"""Implementations of an op on the device classes, and the choice for a given device."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from llmcl.runtime.device import Device, KernelArg
 
 
 class Implementation(ABC):
-    """One way to run an op: a kernel file, the devices and operands that it supports, the launches that it binds.
+    """A way to run an op: a kernel file, the supported devices and operands, and the launches.
 
-    name: what users and tests call it; two implementations of an op share a name where they take different dtypes.
-    file: the kernel, relative to `kernels/`.
+    name: the variant name for users and tests. Implementations of an op may share a name if they take different dtypes.
+    file: the kernel file, relative to `kernels/`.
     """
 
     name: str
@@ -24,10 +24,10 @@ class Implementation(ABC):
 
     @abstractmethod
     def supports_device(self, device: Device) -> bool:
-        """Whether the device can run the kernel."""
+        """Tells whether the device can run the kernel."""
 
     def supports(self, dtype: str, size: int) -> bool:
-        """Whether it supports a storage type and a size: the columns of a product, the dimensions of a head."""
+        """Tells whether the kernel supports a storage type and a size: a product's columns, or a head's dimensions."""
         return True
 
     rounds_to_16_bits = False
@@ -41,7 +41,7 @@ class Implementation(ABC):
     in these alone share a program."""
 
     def with_arguments(self, constants: Mapping[str, object]) -> tuple[dict[str, object], list[KernelArg]]:
-        """The build constants without `arguments`, and these."""
+        """Returns the build constants without `arguments`, and the kernel arguments."""
         rest, args = dict(constants), list[KernelArg]()
         for name in self.arguments:
             value = rest.pop(name)
@@ -50,7 +50,7 @@ class Implementation(ABC):
         return rest, args
 
     def key(self, dtype: str) -> str:
-        """The name of this implementation for a storage type in a device's cache."""
+        """Returns the implementation's key in a device's cache for a storage type."""
         return f"{self.file} {dtype}"
 
 
@@ -58,10 +58,11 @@ Row = TypeVar("Row", bound=Implementation)
 
 
 def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
-    """The first of `rows` that supports device and operand; with `name` the one called so, whatever the device.
+    """Returns the first of `rows` that supports the device and operand. With `name`, ignores the device and goes by
+    name.
 
-    What `llmcl doctor` found to be wrong on the device is left out. Raises UsageError for a name that no row has
-    or that does not take `dtype` and `size`, DeviceError where every row is wrong.
+    Leaves out kernels that `llmcl doctor` found to be wrong on the device. Raises UsageError for an unknown name, or if
+    the named variant does not take `dtype` and `size`. Raises DeviceError if every row is wrong.
     """
     wrong = device.cache.excluded
     if name is not None:
@@ -85,9 +86,9 @@ ONLY = ("portable/embed.cl", "portable/rms_norm.cl", "portable/sample.cl")
 
 
 def check_only_kernels(device: Device, *dtypes: str, others: Sequence[str] = ()) -> None:
-    """Raises DeviceError where `llmcl doctor` found a kernel to be wrong that has one implementation.
+    """Raises DeviceError if `llmcl doctor` found a kernel without alternatives to be wrong.
 
-    others: the files of such kernels that not every model needs.
+    others: more kernel files without alternatives, which only some models need.
     """
     for key in device.cache.excluded:
         file, _, dtype = key.partition(" ")

@@ -1,4 +1,4 @@
-"""The device classes: a row a folder, the preferred first."""
+"""The device classes: a row per folder, the preferred folder first."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROWS: tuple[base.Implementation, ...] = tuple(row for folder in CLASSES for row 
 
 
 def only_portable() -> bool:
-    """Whether the user keeps the choice to the portable variants: LLMCL_VARIANT=portable.
+    """Tells whether the user restricts llmcl to portable variants with LLMCL_VARIANT=portable.
 
     Raises UsageError for another value.
     """
@@ -28,15 +28,15 @@ def only_portable() -> bool:
 
 
 def implementations(kind: type[Row]) -> tuple[Row, ...]:
-    """The implementations of an op, such as `LinearDecode`, in the order in which they are preferred."""
+    """Returns the implementations of an op, such as `LinearDecode`, in order of preference."""
     return _of_kind(kind, only_portable())
 
 
-@cache  # of a hundred questions that a model asks as it is loaded
+@cache  # a loading model asks about a hundred times
 def _of_kind(kind: type[base.Implementation], of_portable: bool) -> tuple[Any, ...]:
     return tuple(row for row in (portable.IMPLEMENTATIONS if of_portable else ROWS) if isinstance(row, kind))
 
 
 def pick(kind: type[Row], device: Device, dtype: str, size: int, name: str | None = None) -> Row:
-    """The implementation of an op that a device gets for a storage type and a size: `implementation.pick`."""
+    """Picks an op's implementation for the device, a storage type and a size (see `implementation.pick`)."""
     return base.pick(implementations(kind), device, dtype, size, name)

@@ -1,4 +1,4 @@
-"""Kernels for Intel's GPUs with matrix units; others of Intel's run the portable ones."""
+"""Kernels for Intel GPUs with matrix units. Intel GPUs without matrix units run the portable kernels."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Products on Intel's GPUs that have matrix units.
+"""Products on Intel GPUs with matrix units.
 
-No such device has run them. Intel's compiler takes the kernels, and its CPU runtime, which has sub-groups, has run them
-with the matrix units emulated.
+No such device has run the kernels yet. Intel's compiler takes the kernels, and Intel's CPU runtime, which has
+sub-groups, has run them with emulated matrix units.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.intel.matrix_mad import NONE, matrix_form
 from llmcl.runtime.device import Buffer, Device, Launch
 
-SUB_GROUPS = 8  # of a work-group
-LANES = 8  # of a sub-group, and tokens of a block
-TOKENS = 32  # whose sums a sub-group keeps in registers, for one tile
+SUB_GROUPS = 8  # per work-group
+LANES = 8  # per sub-group; also tokens per block
+TOKENS = 32  # tokens with sums in a sub-group's registers, for one tile
 
 
 @dataclass(frozen=True)
 class BlockLayout(ActivationLayout):
-    """Activations of 16 bits in blocks of 8 tokens by 16 columns: intel/pack_rows.cl."""
+    """16-bit activations in blocks of 8 tokens by 16 columns (intel/pack_rows.cl)."""
 
     dtype: str
     label = "activations in 16 bits, blocks of 8 by 16"

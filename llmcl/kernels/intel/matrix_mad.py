@@ -1,6 +1,6 @@
-"""Whether a device has Intel's matrix units (XMX), as intel/matrix_mad.cl uses them.
+"""Tests whether a device has Intel's matrix units (XMX), as used by intel/matrix_mad.cl.
 
-Run as a program by `ask`, it says whether a product of small whole numbers is right on the device.
+Run as a program by `ask`, the module reports whether a product of small whole numbers is right on the device.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.probe import answer_parent, is_right
 from llmcl.runtime.program import BUILD_OPTIONS, read_source
 
-NONE, XMX, EMULATED = range(3)  # the build constant MATRIX; no device is given the last, which tests try
+NONE, XMX, EMULATED = range(3)  # values of the build constant MATRIX; only tests use EMULATED
 PROBE = "intel/matrix_probe.cl"
 NEEDED = (
     "cl_intel_subgroup_matrix_multiply_accumulate",
@@ -25,9 +25,9 @@ NEEDED = (
 
 @cache
 def matrix_form(entry: DeviceEntry) -> int:
-    """XMX where the driver lists it for sub-groups of 8 and the products are right, else NONE.
+    """Returns XMX if the driver lists the extensions and the products are right, otherwise NONE.
 
-    A device that is known by its description alone, without a driver, is taken at its word.
+    A device known by its description only, without a driver, is trusted.
     """
     is_listed = entry.kind != "cpu" and {*entry.extensions}.issuperset(NEEDED)
     if not is_listed or entry.device is None:
@@ -60,7 +60,7 @@ def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:
 
 
 def _bits(values: Any, weight: str) -> Any:
-    """Whole numbers as float16 or bfloat16, which hold them exactly: uint16."""
+    """Returns whole numbers as float16 or bfloat16 bits (uint16), which hold small whole numbers exactly."""
     import numpy as np
 
     if weight == "f16":
