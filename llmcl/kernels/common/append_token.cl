@@ -1,7 +1,7 @@
-// A token's keys, rotated, and values go to `row` of the cache, for n_heads KV heads from `head` on. What is appended is cut into
-// runs of KV_RUN dimensions; work-item lid of size takes every size-th of them.
+// Appends a token's rotated keys and its values to `row` of the cache, for n_heads KV heads beginning with `head`. The work is
+// divided into runs of KV_RUN dimensions; work-item lid takes every size-th run.
 //
-// qkv  float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM], the token's      k_cache, v_cache  of head 0
+// qkv  float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM] of the token      k_cache, v_cache  beginning of head 0
 #define EACH_OF_RUN(j) _Pragma("unroll") for (int j = 0; j < KV_RUN; ++j)
 #include "common/kv_cache.cl"
 #include "common/qkv_row.cl"

@@ -1,17 +1,17 @@
-// What a user's functions make of a score, and which keys a query sees: the hooks of every attention kernel.
+// Hooks for user functions in every attention kernel: change a score, or hide keys from a query.
 //
 //   float score_mod(float score, int b, int h, int q_idx, int kv_idx)      int mask_mod(int b, int h, int q_idx, int kv_idx)
 //   int mask_block(int b, int h, int q_first, int q_last, int kv_first, int kv_last): mask_mod over a block of positions
 //
-// Source: Dong et al., "Flex Attention" (2024). The host traces Python functions into these and puts them in front of
-// the program, with HAS_SCORE_MOD or HAS_MASK_MOD; MOD_PARAMS and MOD_ARGS hand through the arrays that they look up;
-// SCALAR_MODS holds mask_mod and mask_block, SCORE_MOD_BODY what score_mod does, WIDE_MODS score_mod16 and mask_mod16, the same for
-// 16 keys, for a kernel that wants them.
+// Source: Dong et al., "Flex Attention" (2024). The host traces Python functions into OpenCL functions and puts the text in front
+// of the program, with HAS_SCORE_MOD or HAS_MASK_MOD. MOD_PARAMS and MOD_ARGS pass the arrays read by the functions. SCALAR_MODS
+// holds mask_mod and mask_block, SCORE_MOD_BODY holds score_mod's body, and WIDE_MODS holds score_mod16 and mask_mod16 for kernels
+// with 16 keys at a time.
 //
-// b is the place of a sequence in its batch, or with attention on arrays the batch: MODS_BY_SEQUENCE where a function asks for it.
+// b is a sequence's place in its batch, or the batch index with attention on arrays. MODS_BY_SEQUENCE: a function reads b.
 //
-// SMALL_INTS: every int that a score_mod makes a float of is less than 2^22 in size. Then two additions make it one: a GPU
-// converts at an eighth of the rate at which it adds.
+// SMALL_INTS: every int converted to float by a score_mod is below 2^22 in magnitude. Then two additions do the conversion: a GPU
+// converts at an eighth of the rate of additions.
 #ifndef HAS_SCORE_MOD
 #define HAS_SCORE_MOD 0
 #endif
@@ -21,7 +21,7 @@
 #ifndef MODS_BY_SEQUENCE
 #define MODS_BY_SEQUENCE 0
 #endif
-// The place of the sequence whose `state` this is; a constant where nobody asks for it.
+// The place of the sequence that owns `state`; a constant if no function reads b.
 #if MODS_BY_SEQUENCE
 #define MOD_SEQUENCE(state) ((state)[STATE_PLACE])
 #else
@@ -44,11 +44,11 @@ SCALAR_MODS
 inline float score_mod(const float score, const int b, const int h, const int q_idx, const int kv_idx MOD_PARAMS) SCORE_MOD_BODY
 #endif
 
-#define TILE_EMPTY 0    // no query of the tile sees a key of it: it is not visited
-#define TILE_PARTIAL 1  // mask_mod is asked for each pair
-#define TILE_FULL 2     // all pairs are seen
+#define TILE_EMPTY 0    // no query of the tile sees a key: skip the tile
+#define TILE_PARTIAL 1  // ask mask_mod for each pair
+#define TILE_FULL 2     // every query sees every key
 
-// Of queries q.x to q.y (both included) of n_heads heads from h, and keys kv_first to before kv_end.
+// Classifies the tile: queries q.x to q.y (both included), n_heads heads from h on, keys kv_first to before kv_end.
 inline int tile_class(const int b, const int h, const int n_heads, const int2 q, const int kv_first,
                       const int kv_end MOD_PARAMS) {
 #if HAS_MASK_MOD
@@ -63,7 +63,7 @@ inline int tile_class(const int b, const int h, const int n_heads, const int2 q,
 #endif
 }
 
-// The first key, a multiple of `tile` before kv_end, that is not in a hidden run at the beginning.
+// Returns the first key after the hidden keys at the beginning, rounded down to a multiple of `tile`, before kv_end.
 inline int first_visible(const int b, const int h, const int n_heads, const int2 q, const int kv_end,
                          const int tile MOD_PARAMS) {
     int first = 0;

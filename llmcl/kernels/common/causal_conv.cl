@@ -1,17 +1,16 @@
-// A causal convolution of each channel by itself, over the last LENGTH inputs of a sequence.
+// A causal convolution per channel, over the last LENGTH inputs of a sequence.
 //
-//   y[t][c] = sum over j of weights[j][c] u[t - LENGTH + 1 + j][c],   u before the first token of a text: 0
+//   y[t][c] = sum over j of weights[j][c] u[t - LENGTH + 1 + j][c],   u before the first token: 0
 //
-// What a step needs of the tokens before it is the state of the sequence: states float [slots][LENGTH - 1][CHANNELS], the last
-// inputs, the oldest first. The slot of a sequence stands in its record of the step state. At position 0 what the slot holds counts
-// as 0.
+// Inputs from earlier steps are the sequence's state: states float [slots][LENGTH - 1][CHANNELS], the last inputs, oldest first. A
+// sequence's slot is in its record of the step state. At position 0 the slot's content counts as 0.
 //
-// The rows of a step are consecutive tokens of one sequence, or (EACH_ALONE) each is the one token of a sequence of its own. In the
-// second case who computes a channel also moves its state on; in the first conv_state.cl does, once all have read it.
+// A step's rows are consecutive tokens of a single sequence, or (EACH_ALONE) each row is the only token of a different sequence.
+// With EACH_ALONE, the work-item that computes a channel also updates the state; otherwise conv_state.cl does, after all reads.
 //
-// u of a row: its first CHANNELS values, or (GATED) these times the CHANNELS values from 2 CHANNELS on.
-// Build: ROW (values of a row), CHANNELS (a multiple of WIDTH), LENGTH (2 or more), WIDTH (lanes.cl), EACH_ALONE, GATED, and
-// STATE_RECURRENT with those of the step state.
+// u for a row: the first CHANNELS values, or (GATED) the first CHANNELS values times the CHANNELS values from 2 CHANNELS on.
+// Build: ROW (values per row), CHANNELS (a multiple of WIDTH), LENGTH (2 or more), WIDTH (lanes.cl), EACH_ALONE, GATED,
+// STATE_RECURRENT and the constants of the step state.
 #if !defined(ROW) || !defined(CHANNELS) || !defined(LENGTH) || !defined(WIDTH) || !defined(EACH_ALONE) || !defined(GATED) || \
     !defined(STATE_RECURRENT) || !defined(STATE_POSITION)
 #error "causal_conv.cl needs ROW, CHANNELS, LENGTH, WIDTH, EACH_ALONE, GATED and the constants of the step state"
@@ -32,11 +31,11 @@ inline __global float* conv_past(__global float* states, __global const int* sta
     return states + (size_t)state[STATE_RECURRENT] * (LENGTH - 1) * CHANNELS;
 }
 
-// y of row t; `state` is the record of its sequence.
+// Returns y for row t; `state` is the record of the row's sequence.
 inline lanes_t convolved(__global const float* rows, __global const float* weights, __global const int* state,
                          __global float* states, const int t, const int channel) {
     __global float* past = conv_past(states, state) + channel;
-    const int before = EACH_ALONE ? 0 : t;  // rows of the same sequence
+    const int before = EACH_ALONE ? 0 : t;  // earlier rows with the same sequence
     const bool has_past = state[STATE_POSITION] > 0;
     const lanes_t own = conv_input(rows + (size_t)t * ROW, channel);
     lanes_t y = own * load_lanes(weights + (LENGTH - 1) * CHANNELS + channel);

@@ -1,20 +1,20 @@
-// Shared by all kernels: storage types and how they widen to float32, epilogue names, exact helpers.
+// Shared by all kernels: storage types and conversion to float32, epilogue names, exact helpers.
 //
-// A storage type is named by a build constant (WEIGHT, KV = f32 | f16 | bf16 | q8_0 ...); arithmetic is float32 everywhere.
-// Weights and keys lie in tiles of 16 rows: [rows/16][columns][16], so that 16 lanes read 16 consecutive values
-// and sums over a row need no horizontal addition. A step's position and length live in the buffer `state`.
+// A build constant names the storage type (WEIGHT, KV = f32 | f16 | bf16 | q8_0 ...); arithmetic is float32 everywhere. Weights and
+// keys lie in tiles with 16 rows: [rows/16][columns][16]. 16 lanes read 16 consecutive values, and sums over a row need no
+// horizontal addition. A step's position and length are in the buffer `state`.
 
 #define CAT_(a, b) a##b
 #define CAT(a, b) CAT_(a, b)
-#define MAX(a, b) ((a) > (b) ? (a) : (b))  // of numbers or, element by element, of vectors
-// A sum of squares; NaN if it overflowed, so that a norm of numbers beyond 1e19 gives no zeros, which would look like results.
+#define MAX(a, b) ((a) > (b) ? (a) : (b))  // numbers, or vectors element by element
+// A sum of squares, or NaN after an overflow: otherwise a norm with inputs beyond 1e19 would return zeros that look like results.
 #define NO_OVERFLOW(sum) (isinf(sum) ? NAN : (sum))
-#define IN_REGISTERS __attribute__((always_inline))  // of functions that hand on arrays which are to stay in registers
+#define IN_REGISTERS __attribute__((always_inline))  // for functions that pass on arrays that must stay in registers
 
 typedef float f32_t;
 typedef ushort f16_t;   // half without cl_khr_fp16: storage only, read with the core function vload_half
 typedef ushort bf16_t;  // the upper half of a float32
-typedef uint bf16x2_t;  // two of them
+typedef uint bf16x2_t;  // two values
 typedef uchar q8_0_t;   // blocks: see tiles.cl for weights, kv_cache.cl for keys and values
 
 inline float load1_f32(__global const f32_t* p) { return *p; }
@@ -25,9 +25,9 @@ inline float local1_f32(__local const f32_t* p) { return *p; }
 inline float local1_f16(__local const f16_t* p) { return vload_half(0, (__local const half*)p); }
 inline float local1_bf16(__local const bf16_t* p) { return as_float((uint)*p << 16); }
 
-// 16 values at a time: the vector width of the CPU variants, and a whole row of a tile. Addresses are multiples of 16
-// elements, so plain pointers do. No 16-wide value ever crosses a call into the driver's library: on processors that
-// PoCL's LLVM does not know, the two sides disagree about how to pass one.
+// 16 values at a time: the vector width of the CPU variants, and a whole row of a tile. Addresses are multiples of 16 elements, so
+// plain pointers work. No 16-wide value ever crosses a call into the driver's library: on processors unknown to PoCL's LLVM, the
+// two sides disagree about how to pass a 16-wide value.
 #ifdef __has_builtin
 #if __has_builtin(__builtin_convertvector)
 #define WIDEN16(v) __builtin_convertvector(v, uint16)
@@ -40,7 +40,7 @@ inline float16 load16_f32(__global const f32_t* p) { return *(__global const flo
 inline float16 load16_f16(__global const f16_t* p) { return vload_half16(0, (__global const half*)p); }
 inline void store16_f16(float16 v, __global f16_t* p) { vstore_half16_rte(v, 0, (__global half*)p); }
 #elif defined(__x86_64__) && defined(WIDEN16)
-// clang's storage type for half, where the processor's conversion is at hand but the extension is not offered (PoCL).
+// clang's storage type for half, if the processor can convert but the extension is not offered (PoCL).
 typedef __fp16 half16_storage __attribute__((ext_vector_type(16)));
 inline float16 load16_f16(__global const f16_t* p) {
     return __builtin_convertvector(*(__global const half16_storage*)p, float16);
@@ -68,8 +68,8 @@ inline float16 load16_bf16(__global const bf16_t* p) { return as_float16(WIDEN16
 
 inline void store16_f32(float16 v, __global f32_t* p) { *(__global float16*)p = v; }
 
-// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, exp(r) by its Taylor polynomial of degree 6. Relative error below 3e-7; 0 below
-// -87.3, infinity above 88.72, NaN for NaN. Only operators, so that 16 values stay in a register.
+// exp(x) = 2^n exp(r), |r| <= ln(2) / 2, exp(r) by the Taylor polynomial of degree 6. Relative error below 3e-7; 0 below -87.3,
+// infinity above 88.72, NaN for NaN. Only operators, to keep 16 values in a register.
 inline float16 exp16(float16 x) {
     float16 z = x < -87.3f ? (float16)(-87.3f) : x;
     z = z > 88.72f ? (float16)(88.72f) : z;
@@ -86,8 +86,8 @@ inline float16 exp16(float16 x) {
     p = x < -87.3f ? (float16)(0.0f) : p;
     return x > 88.72f ? (float16)(INFINITY) : p;
 }
-// exp2(x) for x < 127, as the softmax asks: 2^n 2^r, |r| <= 1/2, 2^r by a minimax polynomial; exactly 0 below -126.5, NaN for NaN.
-// The relative error is below 2e-7, of exp2_short16 below 8e-5, for what is rounded to bfloat16 (2e-3) then.
+// exp2(x) for x < 127, for the softmax: 2^n 2^r, |r| <= 1/2, 2^r by a minimax polynomial; exactly 0 below -126.5, NaN for NaN. The
+// relative error is below 2e-7. exp2_short16's is below 8e-5, for results that are rounded to bfloat16 (2e-3).
 #define DEFINE_EXP2(name, POLYNOMIAL)                                                                                  \
     inline float16 name(float16 x) {                                                                                   \
         const float16 z = x < -127.0f ? (float16)(-127.0f) : x;                                                        \
@@ -101,8 +101,8 @@ inline float16 exp16(float16 x) {
 DEFINE_EXP2(exp2_below16, POLYNOMIAL_5)
 DEFINE_EXP2(exp2_short16, POLYNOMIAL_3)
 
-// tanh(x) as a minimax quotient of polynomials in x^2, for |x| < 7.9 and constant beyond. Relative error below 1e-6 (5.4e-7 of it
-// at infinity), NaN for NaN.
+// tanh(x) as a minimax quotient of polynomials in x^2, for |x| < 7.9 and constant beyond. Relative error below 1e-6 (5.4e-7 at
+// infinity), NaN for NaN.
 #define DEFINE_TANH(name, type)               \
     inline type name(type x) {                \
         type z = x < -7.9f ? (type)(-7.9f) : x; \
@@ -119,17 +119,17 @@ DEFINE_EXP2(exp2_short16, POLYNOMIAL_3)
     }
 DEFINE_TANH(tanh1, float)
 DEFINE_TANH(tanh16, float16)
-#define TANH tanh1  // of a user's functions: the library's takes several times as long on a GPU
-#define FLOAT_OF(x) ((float)(x))  // of an int of theirs
+#define TANH tanh1  // tanh in user functions: the library's tanh takes several times as long on a GPU
+#define FLOAT_OF(x) ((float)(x))  // int to float in user functions
 inline float16 max16(float16 a, float16 b) { return a > b ? a : b; }
 
-// Round to nearest even; NaN keeps a quiet bit so that it never rounds to infinity.
+// Rounds to nearest even; NaN keeps a quiet bit and never rounds to infinity.
 inline ushort round_bf16(float x) {
     const uint u = as_uint(x);
     return isnan(x) ? (ushort)((u >> 16) | 0x40u) : (ushort)((u + 0x7fffu + ((u >> 16) & 1u)) >> 16);
 }
 
-// The same of 16 numbers: the upper halves of the result.
+// Rounds 16 numbers; the result is in the upper halves.
 inline uint16 round16_bf16(float16 v) {
     const uint16 u = as_uint16(v);
     return v == v ? u + 0x7fffu + (u >> 16 & 1u) : u | 0x400000u;
@@ -152,17 +152,17 @@ inline float sum16(float16 v) {
 
 #define EPILOGUE_STORE 0
 #define EPILOGUE_ADD 1
-#define EPILOGUE_SWIGLU 2  // gate(g) up; GATE says which gate
+#define EPILOGUE_SWIGLU 2  // gate(g) up; GATE selects the gate
 
-// The gate of EPILOGUE_SWIGLU, for a vector of any width and the exponential for it: g sigmoid(z) with z = g (SiLU), or
-// z = 2 sqrt(2/pi) (g + 0.044715 g^3), which is GELU as tanh approximates it (Hendrycks and Gimpel, 2016).
+// The gate in EPILOGUE_SWIGLU, for vectors of any width and a matching exponential: g sigmoid(z) with z = g (SiLU), or z = 2
+// sqrt(2/pi) (g + 0.044715 g^3), the tanh approximation of GELU (Hendrycks and Gimpel, 2016).
 #define GATE_SILU 0
 #define GATE_GELU_TANH 1
 #define GATE_MINUS_Z(g) (GATE == GATE_GELU_TANH ? -1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)) : -(g))
 #define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(GATE_MINUS_Z(g))))
 
-// What experts make of a gate and an up of this type: GATE_VALUE(g) u, or clamped as gpt-oss does it,
-// g' sigmoid(1.702 g') (u' + 1) with g' = min(g, 7) and u' from -7 to 7.
+// Applies an expert's gate to gate g and up u: GATE_VALUE(g) u, or clamped as in gpt-oss, g' sigmoid(1.702 g') (u' + 1) with g' =
+// min(g, 7) and u' from -7 to 7.
 #define GATE_CLAMPED_SWIGLU 2
 #define AT_MOST(v, top, type) ((v) > (top) ? (type)(top) : (v))
 #define AT_LEAST(v, low, type) ((v) < (low) ? (type)(low) : (v))

@@ -1,4 +1,4 @@
-// The biases of experts, which a kernel built with BIAS has as its argument `bias`: float [experts of the layer][rows of one].
+// Expert biases. With BIAS, a kernel has the argument `bias`: float [experts of the layer][rows of an expert].
 #ifndef BIAS
 #define BIAS 0
 #endif

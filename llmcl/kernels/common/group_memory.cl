@@ -1,11 +1,11 @@
-// Memory of a work-group: OF_GROUP int name[N] in a kernel, and WAIT between its writing and its reading by others.
+// Work-group memory: OF_GROUP int name[N] in a kernel, with WAIT between a write and reads by other work-items.
 //
-// A group of one work-item needs no local memory, which functions of a persistent kernel cannot have: there it is private.
+// A group with a single work-item uses private memory, because functions in a persistent kernel cannot have local memory.
 // Build: LOCAL_SIZE.
 #if LOCAL_SIZE > 1
 #define OF_GROUP __local
 #define WAIT barrier(CLK_LOCAL_MEM_FENCE)
-#define TAKE_NEXT(p) atomic_inc(p)  // its value before one is added
+#define TAKE_NEXT(p) atomic_inc(p)  // returns the value before the increment
 #else
 #define OF_GROUP
 #define WAIT

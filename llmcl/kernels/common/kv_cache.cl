@@ -1,17 +1,18 @@
-// How the cache stores keys and values, and how kernels read and append them: the hook of the KV dtype.
+// The storage layout of keys and values in the cache, and functions to read and append: the hook for the KV dtype.
 //
 //   f32, f16, bf16  keys [CAPACITY/16][HEAD_DIM][16]        values [CAPACITY][HEAD_DIM]
-//   q8_0            x ~ q d: 32 dimensions of a key or of a value share d = max |x| / 127 (half); q = round(x / d), 8 bits
+//   q8_0            x ~ q d: 32 dimensions of a key or a value share d = max |x| / 127 (half); q = round(x / d), 8 bits
 //       keys        [CAPACITY/16][HEAD_DIM/32] { 16 half d; 8 vectors: vector j = 16 keys x dimensions 4j .. 4j+3, q + 128 }
 //       values      [CAPACITY/16] { [HEAD_DIM/32][16] half d; [16][HEAD_DIM] q }
 //
-//   bf16x2          in prefill on a CPU, never of the cache itself: see cpu/pair_cache.cl
+//   bf16x2          in prefill on a CPU only, never for the cache itself: see cpu/pair_cache.cl
 //
-// In each of them 16 keys are KV_TILE elements in a row, and so are 16 values, for each KV head. (docs/design/layouts.md has drawings;
-// the keys of q8_0 lie as weights of that type do, see tiles.cl.) Below, `tiles` points at a tile, and row i is counted from it.
+// In each layout and for each KV head, 16 keys take KV_TILE consecutive elements, and so do 16 values. docs/design/layouts.md has
+// drawings; q8_0 keys are stored like q8_0 weights, see tiles.cl. Below, `tiles` points at a tile, and row i counts from the tile's
+// first row.
 // Source: ggml's Q8_0.
 //
-// Build: KV, HEAD_DIM (a multiple of 16, with q8_0 of 32), CAPACITY (a multiple of 16; an expression of the kernel's `state`).
+// Build: KV, HEAD_DIM (a multiple of 16, or 32 with q8_0), CAPACITY (a multiple of 16; an expression in the kernel's `state`).
 #if !defined(KV) || !defined(HEAD_DIM)
 #error "kv_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY"
 #endif
@@ -29,10 +30,10 @@
 #error "kv_cache.cl: with KV q8_0 HEAD_DIM is a multiple of 32"
 #endif
 #define KV_GROUPS (HEAD_DIM / 32)
-#define KV_GROUP_SIZE 544  // of keys: 16 scales, 16 x 32 numbers
+#define KV_GROUP_SIZE 544  // 16 scales and 16 x 32 numbers of keys
 #define KV_TILE (KV_GROUPS * KV_GROUP_SIZE)
-#define KV_RUN 32         // dimensions that are appended together
-#define KV_STAGED f32     // as what local memory holds keys and values
+#define KV_RUN 32         // dimensions appended together
+#define KV_STAGED f32     // type of keys and values in local memory
 #elif KV_PAIRED
 #define KV_TILE (HEAD_DIM * 8)
 #else
@@ -44,14 +45,14 @@
 #define KV_HEAD_SIZE ((size_t)(CAPACITY / 16) * KV_TILE)
 #define KV_TILES_AT(cache, row) ((cache) + (size_t)((row) / 16) * KV_TILE)
 
-#ifndef EACH_OF_RUN  // a GPU's kernel has it unrolled, so that a run is in registers
+#ifndef EACH_OF_RUN  // a GPU kernel unrolls the loop to keep a run in registers
 #define EACH_OF_RUN(j) for (int j = 0; j < KV_RUN; ++j)
 #endif
 
 #if KV_QUANTIZED
 inline float kv_scale(__global const uchar* scales, const int i) { return vload_half(i, (__global const half*)scales); }
 
-// Dimensions d .. d+3 of key i; d is a multiple of 4.
+// Returns dimensions d .. d+3 of key i; d is a multiple of 4.
 inline float4 key4_at(__global const kv_t* tiles, const int i, const int d) {
     __global const kv_t* group = tiles + (i / 16 * KV_GROUPS + d / 32) * KV_GROUP_SIZE;
     const float4 q = convert_float4(vload4(0, group + 32 + d % 32 * 16 + i % 16 * 4));
@@ -64,7 +65,7 @@ inline float value_at(__global const kv_t* tiles, const int i, const int d) {
     return (float)q * kv_scale(tile, d / 32 * 16 + i % 16);
 }
 
-// d of a group. NaN and infinity pass into it, and so into every score: the largest of the bits is found, not of the floats.
+// Returns d for a group. NaN and infinity pass into d, and so into every score, because the maximum is taken over bits, not floats.
 inline float group_scale(const float* x) {
     uint top = 0;
     EACH_OF_RUN(j) top = max(top, as_uint(x[j]) & 0x7fffffffu);

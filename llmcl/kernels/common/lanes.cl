@@ -1,5 +1,5 @@
-// What a work-item computes at once: WIDTH neighbouring columns, a vector of 16 on a CPU, 1 elsewhere. Any address will do: vload16
-// would, too, but is a call into the driver's library (common.cl).
+// The columns computed by a work-item at once: WIDTH neighbouring columns, 16 on a CPU (a vector), otherwise 1. Addresses may be
+// unaligned: vload16 would work, too, but is a call into the driver's library (common.cl).
 #if WIDTH == 16
 typedef struct __attribute__((packed, aligned(4))) {
     float16 v;

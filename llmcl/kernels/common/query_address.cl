@@ -1,4 +1,4 @@
-// Where prefill finds a query and puts its output: tokens first in a model's step, heads first in attention on arrays.
+// Addresses of a query and its output in prefill: tokens first in a model's step, heads first in attention on arrays.
 //
 //   HEADS_FIRST 0: queries [batch][n][stride], head h at h HEAD_DIM;  out [batch][n][heads][HEAD_DIM]
 //   HEADS_FIRST 1: queries [batch][heads][n][stride];                 out [batch][heads][n][HEAD_DIM]
@@ -6,7 +6,7 @@
 #error "query_address.cl needs the build constants HEADS_FIRST, HEAD_DIM"
 #endif
 
-// The first query of a head; the others follow at distances of `stride`.
+// The first query of a head; further queries follow at distances of `stride`.
 inline size_t first_query(const int batch, const int head, const int n, const int heads, const int stride) {
 #if HEADS_FIRST
     return ((size_t)batch * heads + head) * n * stride;

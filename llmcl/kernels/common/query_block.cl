@@ -1,8 +1,8 @@
-// The block of at most BLOCK_M queries that a work-group takes: rows t0 to before n of the step, row t at `position` + t of its sequence.
+// A work-group's block of at most BLOCK_M queries: rows t0 to before n of the step, row t at `position` + t in its sequence.
 //
-// Blocks are counted from the beginning of the one sequence there is; or (built with STATE_PIECES, an expression of the step's `state`)
-// they are pieces of runs of several sequences, in the order of a table, those that see the most keys first (step_rows.cl).
-// `state` of a block is where the page table of its sequence is found (kv_address.cl).
+// With a single sequence, blocks count from its beginning. With STATE_PIECES (an expression in the step's `state`), blocks are
+// pieces of runs of several sequences, in table order: pieces that see the most keys come first (step_rows.cl).
+// A block's `state` locates the page table of its sequence (kv_address.cl).
 #include "common/step_rows.cl"
 
 typedef struct {
@@ -20,7 +20,7 @@ inline query_block query_block_at(__global const int* state, const int number) {
     return block;
 }
 
-// The block of a work-group of an index space of `count`, such that those with the longest rows begin first.
+// The block number for a work-group in an index space of `count`: the longest rows begin first.
 #ifdef STATE_PIECES
 #define LONGEST_FIRST(number, count) (number)
 #else

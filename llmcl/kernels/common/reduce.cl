@@ -1,15 +1,15 @@
-// reduce_NAME(v, scratch, lid) -> v of all work-items of a group joined in pairs, in each of them. Another one is
+// reduce_NAME(v, scratch, lid) joins v over all work-items of a group, pair by pair, and returns the result to each. To define another:
 //
 //     inline TYPE reduce_NAME(const TYPE v, __local TYPE* scratch, const int lid) REDUCED(TYPE, JOIN)
 //
-// Work-items of a sub-group (sub_groups.cl) join their values in registers, and one of each leaves what came of it; without
-// sub-groups all meet in local memory, half of them in each turn. The order of the joins is another, so sums differ in their
-// last bits; JOIN(a, b) is JOIN(b, a).
+// Work-items in a sub-group (sub_groups.cl) join values in registers, and one work-item per sub-group stores the result. Without
+// sub-groups all work-items join in local memory, half as many in each turn. The order of joins differs between the two, and sums
+// differ in the last bits; JOIN(a, b) must equal JOIN(b, a).
 //
-// scratch  what LOCAL_SCRATCH declares at the head of a kernel; it may hold what is still read: a barrier comes before
-//          the first write. Of LOCAL_SCRATCHES(type, name, n), each for LOCAL_SIZE neighbouring work-items of the group, the
-//          i-th begins at name + i * LOCAL_SIZE; lid counts among those.
-// Build: LOCAL_SIZE (a power of two). Local memory: LOCAL_SIZE values for each scratch, none with a LOCAL_SIZE of 1.
+// scratch  declared by LOCAL_SCRATCH at the head of a kernel. Earlier content may still be in use: a barrier comes before the
+//          first write. LOCAL_SCRATCHES(type, name, n) declares n scratches, each for LOCAL_SIZE neighbouring work-items;
+//          the i-th begins at name + i * LOCAL_SIZE, and lid counts within those LOCAL_SIZE work-items.
+// Build: LOCAL_SIZE (a power of two). Local memory: LOCAL_SIZE values per scratch, none with LOCAL_SIZE 1.
 #include "common/sub_groups.cl"
 
 #if LOCAL_SIZE > 1

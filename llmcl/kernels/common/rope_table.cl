@@ -1,5 +1,5 @@
-// The rotation of one token: m_i (cos a_i, sin a_i), a_i = float(position) * f_i, shared by the LOCAL_SIZE work-items of a
-// group. rotation float [2][HEAD_DIM/2]: f, m. rope float [HEAD_DIM]: HEAD_DIM/2 cosines, then the sines.
+// The rotation of a token: m_i (cos a_i, sin a_i), a_i = float(position) * f_i, shared by a group's LOCAL_SIZE work-items.
+// rotation float [2][HEAD_DIM/2]: f, m. rope float [HEAD_DIM]: HEAD_DIM/2 cosines, then the sines.
 
 inline void write_rotation(__global const float* rotation, const int position, __global float* rope) {
     for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {

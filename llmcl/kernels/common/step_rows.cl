@@ -1,18 +1,18 @@
-// Whose row of a step a work-group has: of the one sequence there is, row t being its token at position + t, or (built with
-// RECORDS) of several sequences, which have a row each.
+// Maps a work-group to a row of the step. With a single sequence, row t is the token at position + t. With RECORDS, there are
+// several sequences with a row each.
 //
-//   state   [ the step ][ rows: of which sequence each is ][ sequence 0: position, ..., page table ][ sequence 1 ] ...
-//           0           STATE_ROWS                         state[RECORDS], state[RECORD_SLOTS] each
+//   state   [ the step ][ rows: sequence of each row ][ sequence 0: position, ..., page table ][ sequence 1 ] ...
+//           0           STATE_ROWS                    state[RECORDS], state[RECORD_SLOTS] each
 //
-// With ROW_SLOTS a sequence may have any number of rows (ragged_step.py): each says its sequence, its position, and its token, or -1
-// for the token that was sampled last of the sequence. Rows that do not decode are cut into pieces, rows of one sequence that a
-// work-group takes together; with STATE_PIECES, an expression of `state`, they are
+// With ROW_SLOTS a sequence may have any number of rows (ragged_step.py): each row holds its sequence, its position, and its token,
+// or -1 for the token sampled last. Chunk rows are divided into pieces: rows of a single sequence that a work-group takes together.
+// STATE_PIECES is an expression in `state` for the table of pieces:
 //
 //   state + STATE_PIECES = int4 { sequence, first row, rows, position of the first row } [N_PIECES]
 //
-// step_row is the row of a work-group, of which a kernel for one token has a dimension more where there are several.
-// What a kernel finds in `state` for one sequence, it finds in `sequence_state` for a row of several. Buffers that a sequence has
-// to itself (tokens, latest positions, sampling parameters) lie one after the other, in the order of the sequences.
+// step_row is the row of a work-group; with several sequences, a single-token kernel has an extra dimension for rows.
+// `sequence_state` holds for a row of several sequences what `state` holds for a single sequence. Per-sequence buffers (tokens,
+// latest positions, sampling parameters) are stored in sequence order.
 #ifdef RECORDS
 #if !defined(RECORD_SLOTS) || !defined(STATE_ROWS)
 #error "step_rows.cl needs the build constants RECORD_SLOTS and STATE_ROWS with RECORDS"

@@ -1,4 +1,4 @@
-// Blocks of quantised rows as a checkpoint stores them (ggml-common.h): 16 numbers at a time, and their scale.
+// Blocks of quantised rows in a checkpoint's format (ggml-common.h): reads 16 numbers at a time, and their scale.
 //
 //   value = (number - STORED_OFFSET) d + m
 //
@@ -9,7 +9,7 @@
 //   Q4_K {half d, dmin; 12 bytes of 6-bit scales and minima; 128 bytes}  Q5_K {as Q4_K, 32 bytes of fifth bits before the nibbles}
 //   Q6_K {128 bytes of nibbles, 64 of bit pairs, 16 char scales, half d}
 //
-// Build: FORMAT, one of these or F32, F16, BF16, which have no blocks. k is a multiple of 16.
+// Build: FORMAT, a name above or F32, F16, BF16 (no blocks). k is a multiple of 16.
 #include "common/mxfp4.cl"
 
 #define STORED_F32 0
@@ -51,7 +51,7 @@ inline __global const uchar* stored_block(__global const uchar* row, int k) {
     return row + k / (STORED_SUPER ? 256 : 32) * STORED_BYTES;
 }
 
-// The numbers of columns k .. k+15 of a row, none negative; of MXFP4 their codes.
+// Reads the numbers in columns k .. k+15 of a row, none negative; for MXFP4 the codes.
 inline void stored_numbers(__global const uchar* row, int k, uchar* q) {
     __global const uchar* block = stored_block(row, k);
 #if STORED_IS(Q8_0)
@@ -80,7 +80,7 @@ inline void stored_numbers(__global const uchar* row, int k, uchar* q) {
 }
 
 #if STORED_SUPER
-// Of columns k .. k+15: the scale and the minimum (0 in Q6_K) that d and dmin multiply.
+// Returns the scale and the minimum (0 in Q6_K) for columns k .. k+15, to be multiplied by d and dmin.
 inline int2 stored_sub_scale(__global const uchar* row, int k) {
     __global const uchar* block = stored_block(row, k);
 #if STORED_IS(Q6_K)
@@ -94,14 +94,14 @@ inline int2 stored_sub_scale(__global const uchar* row, int k) {
 }
 #endif
 
-// The number of what stored_numbers gives.
+// Converts a result of stored_numbers to the number.
 #if STORED_IS(MXFP4)
 #define STORED_NUMBER(q) ((int)(mxfp4_numbers(q) & 255u))
 #else
 #define STORED_NUMBER(q) (q)
 #endif
 
-// (d, m) of columns k .. k+15.
+// Returns (d, m) for columns k .. k+15.
 inline float2 stored_scale(__global const uchar* row, int k) {
 #if STORED_IS(MXFP4)
     return (float2)(mxfp4_scale(stored_block(row, k)[STORED_D]), 0.0f);
@@ -110,7 +110,7 @@ inline float2 stored_scale(__global const uchar* row, int k) {
     float2 scale = (float2)(vload_half(0, d), STORED_MIN ? vload_half(1, d) : 0.0f);
 #if STORED_SUPER
     const int2 sub = stored_sub_scale(row, k);
-    scale *= (float2)(sub.x, -(float)sub.y);  // -0.0 of 0: a zero keeps its sign
+    scale *= (float2)(sub.x, -(float)sub.y);  // -0.0 instead of 0 lets a zero keep its sign
 #endif
     return scale;
 #endif

@@ -1,18 +1,18 @@
-// One layer of names over what drivers call sub-groups: neighbouring work-items that run in step and read each other's registers.
+// Common names for sub-groups on all drivers: neighbouring work-items that run in step and can read each other's registers.
 //
-//   SUB_GROUP           whose names the driver knows (runtime/sub_groups.py); 0 or undefined: none, and nothing below is there
+//   SUB_GROUP           the driver's dialect (runtime/sub_groups.py); 0 or undefined: no sub-groups, nothing below exists
 //     SUB_GROUP_INTEL   cl_intel_subgroups; a kernel may require a size (cl_intel_required_subgroup_size)
-//     SUB_GROUP_AMD     clang's built-ins: in OpenCL C 1.2 AMD's compiler has no other names
+//     SUB_GROUP_AMD     clang's built-ins: AMD's compiler has no other names in OpenCL C 1.2
 //     SUB_GROUP_QCOM    cl_khr_subgroups and cl_qcom_subgroup_shuffle; a kernel may require half a wave
 //     SUB_GROUP_KHR     cl_khr_subgroups and cl_khr_subgroup_shuffle
-//   SUB_GROUP_SIZE      work-items of a sub-group, a power of two
-//   LANES               the same as a constant, where there is one: of AMD's, and of a kernel that required it
-//   REQUIRE_LANES       attribute of a kernel of which LANES is to be known; its file defines INTEL_LANES before
-//   LANE, SUB_GROUP_ID  of work-item `lid` of a group with one dimension
-//   lanes_xor_TYPE(v, mask)   v of the work-item whose lane differs in the bits of mask, below SUB_GROUP_SIZE
+//   SUB_GROUP_SIZE      work-items per sub-group, a power of two
+//   LANES               the same as a constant, if known: on AMD, and in a kernel that requires a size
+//   REQUIRE_LANES       attribute for a kernel that needs LANES; the kernel's file defines INTEL_LANES before
+//   LANE, SUB_GROUP_ID  for work-item `lid` in a group with one dimension
+//   lanes_xor_TYPE(v, mask)   v of the work-item in lane LANE ^ mask, mask below SUB_GROUP_SIZE
 //
-// Every work-item of a sub-group must call lanes_xor. Work-item i is lane i % SUB_GROUP_SIZE of sub-group i / SUB_GROUP_SIZE, which
-// OpenCL does not promise: a device that does otherwise fails the probe (portable/sub_group_probe.cl).
+// Every work-item in a sub-group must call lanes_xor. Work-item i is lane i % SUB_GROUP_SIZE of sub-group i / SUB_GROUP_SIZE.
+// OpenCL does not promise this order: a device with another order fails the probe (portable/sub_group_probe.cl).
 #define SUB_GROUP_INTEL 1
 #define SUB_GROUP_AMD 2
 #define SUB_GROUP_QCOM 3

@@ -1,8 +1,8 @@
-// Where a source row goes: row 16 t + r of the weight is row r of its tile t.
+// Maps a source row to a row of the weight: row 16 t + r of the weight is row r of tile t.
 //
-// head_dim > 0: rows of heads of which the first rotary_dim rotate. Rotary pair p becomes rows p and p + head_dim/2; it is
-// stored as rows 2 p and 2 p + 1 where pairs are interleaved, else as p and p + rotary_dim/2. The rows that do not rotate
-// fill what is left, in order. tile_step 2 with tile_offset 0 or 1 places tile t at 2 t + offset.
+// head_dim > 0: rows belong to heads, and the first rotary_dim rows of a head rotate. Rotary pair p becomes rows p and p +
+// head_dim/2. In the source, pair p is rows 2 p and 2 p + 1 (interleaved), or p and p + rotary_dim/2. Rows without rotation fill
+// the remaining places, in order. tile_step 2 with tile_offset 0 or 1 places tile t at 2 t + offset.
 inline int tile_row(int row, const int head_dim, const int rotary_dim, const int interleaved, const int tile_step,
                     const int tile_offset) {
     if (head_dim > 0) {

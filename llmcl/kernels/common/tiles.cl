@@ -1,7 +1,7 @@
-// A weight's tiles on the device, for every storage type: where a tile begins, and a single value of it.
+// A weight's tiles on the device, for every storage type: the address of a tile, and single values.
 //
-// Floating-point tiles are [K][16]. Quantised tiles keep ggml's numbers and scales exactly and reorder them
-// (docs/design/layouts.md has the drawings). Along k they are cut into groups of 32; a group of 16 rows is
+// Floating-point tiles are [K][16]. Quantised tiles keep ggml's numbers and scales exactly, in another order
+// (docs/design/layouts.md has drawings). Columns are divided into groups of 32; a group with 16 rows is
 //
 //   { scales of the 16 rows; quants: vector j of 64 bytes = 16 rows x 4 columns 4j .. 4j+3 }
 //
@@ -10,12 +10,12 @@
 //   q4_1       {16 half d, 16 half m}         4 vectors of nibbles                    q d + m
 //   q5_0/q5_1  as q4_0/q4_1                   and 1 vector of fifth bits              (q - 16) d,  q d + m
 //   q4_k/q5_k  {16 uchar sc, 16 uchar mn}     as q4_1/q5_1                            q (d sc) - (dmin mn)
-//   q6_k       {16 char sc, 16 char sc}       4 vectors of nibbles, 2 of bit pairs    (q - 32) (d sc), sc of each 16 columns
+//   q6_k       {16 char sc, 16 char sc}       4 vectors of nibbles, 2 of bit pairs    (q - 32) (d sc), sc for each 16 columns
 //   mxfp4      {16 uchar scales}              4 vectors of nibbles, codes of q        (q - 12) d, see mxfp4.cl
 //
-// A byte of nibble vector j holds column 4j + b low and column 4j + b + 16 high; bit j of a fifth-bit byte belongs to
-// vector j; bits 2(j % 4), 2(j % 4) + 1 of pair vector j / 4 to vector j. The k formats have 8 groups in a super-block:
-// { 16 half d, [16 half dmin], 8 groups }.
+// A byte of nibble vector j holds column 4j + b low and column 4j + b + 16 high; bit j of a fifth-bit byte belongs to vector j;
+// bits 2(j % 4), 2(j % 4) + 1 of pair vector j / 4 belong to vector j. The k formats have 8 groups per super-block: { 16 half d,
+// [16 half dmin], 8 groups }.
 //
 // Build: WEIGHT, K (a multiple of 32, or of 256, for quantised types).
 #include "common/common.cl"
@@ -45,11 +45,11 @@ typedef uchar q5_k_t;
 typedef uchar q6_k_t;
 typedef uchar mxfp4_t;
 
-// Of quantised types. Bytes of 16 rows of 32 columns, of a super-block and what stands at its head; where group g of a tile begins.
+// For quantised types: bytes for 16 rows by 32 columns, for a super-block and for its head; the start of group g in a tile.
 #define HAS_FIFTH_BIT (WEIGHT_IS(q5_0) || WEIGHT_IS(q5_1) || WEIGHT_IS(q5_k))
 #define HAS_MIN (WEIGHT_IS(q4_1) || WEIGHT_IS(q5_1) || WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k))
 #define IS_SUPER (WEIGHT_IS(q4_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q6_k))
-// What is subtracted from the stored number.
+// The number to subtract from the stored number.
 #define OFFSET_OF(IS) (IS(q8_0) ? 128 : IS(q6_k) ? 32 : IS(q5_0) ? 16 : IS(q4_0) ? 8 : IS(mxfp4) ? 12 : 0)
 #define OFFSET OFFSET_OF(WEIGHT_IS)
 
@@ -70,7 +70,7 @@ inline float weight_at(__global const CAT(WEIGHT, _t)* tile, int k, int row) {
 
 inline float half_of(__global const uchar* p) { return vload_half(0, (__global const half*)p); }
 
-// (d, m) of a row in group g, columns from 16 half_index on: value = (q - OFFSET) d + m.
+// Returns (d, m) for a row in group g, columns from 16 half_index on: value = (q - OFFSET) d + m.
 inline float2 scale_at(__global const uchar* tile, int g, int half_index, int row) {
     __global const uchar* group = tile + GROUP_AT(g);
 #if IS_SUPER
@@ -89,7 +89,7 @@ inline float2 scale_at(__global const uchar* tile, int g, int half_index, int ro
 #endif
 }
 
-// The stored numbers of columns 4j .. 4j+3 of a group, one row.
+// Returns the stored numbers in columns 4j .. 4j+3 of a group, for a row.
 inline uchar4 quants_at(__global const uchar* group, int j, int row) {
     __global const uchar* q = group + SCALE_BYTES + 4 * row;
 #if WEIGHT_IS(q8_0)
@@ -108,12 +108,12 @@ inline uchar4 quants_at(__global const uchar* group, int j, int row) {
 #endif
 }
 
-// The four values of columns k .. k+3 (k a multiple of 4) of a row.
+// Returns the four values in columns k .. k+3 (k a multiple of 4) of a row.
 inline float4 weights4_at(__global const uchar* tile, int k, int row) {
     const float2 scale = scale_at(tile, k / 32, k / 16 % 2, row);
     const float4 q = convert_float4(quants_at(tile + GROUP_AT(k / 32), k / 4 % 8, row)) - (float)OFFSET;
 #if HAS_MIN
-    return q * scale.x + scale.y;  // q d is exact in float32, so that contraction changes nothing
+    return q * scale.x + scale.y;  // q d is exact in float32, so contraction changes nothing
 #else
     return q * scale.x;
 #endif

@@ -6,14 +6,14 @@
 // A sub-group of 8 lanes multiplies a tile, or a gate tile and its up tile, with TOKENS tokens, 16 columns a turn:
 //
 //   A  8 tokens by 16 columns    one block read of 256 bytes: word l of row m in lane l
-//   B  16 columns by 8 rows      four block reads of 16-bit numbers bring a tile's 16 rows by 16 columns: lane l has rows l and l + 8;
-//                                two neighbouring columns become a word
-//   sums                         float8 of 8 tokens, of row l (or l + 8) in lane l
+//   B  16 columns by 8 rows      four block reads with 16-bit numbers fetch 16 rows by 16 columns: lane l has rows l and l + 8;
+//                                 two neighbouring columns become a word
+//   sums                         float8 for 8 tokens, row l (or l + 8) in lane l
 //
-// Index space: (ceil(units / SUB_GROUPS), ceil(n / TOKENS)) groups of 8 SUB_GROUPS: the sub-groups of a group have neighbouring tiles
-// and the same tokens, which the cache hands to all of them. Nothing is shared, so there is no barrier.
-// Build: WEIGHT (bf16 or f16), K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, GATE where there is one, TOKENS (16 with a gate,
-// else 32), SUB_GROUPS, MATRIX.
+// Index space: (ceil(units / SUB_GROUPS), ceil(n / TOKENS)) groups, 8 SUB_GROUPS work-items each. A group's sub-groups have
+// neighbouring tiles and the same tokens, shared through the cache. Nothing is in local memory, and there is no barrier.
+// Build: WEIGHT (bf16 or f16), K (a multiple of 16), N, N_TILES, OUT_STRIDE, EPILOGUE, GATE if the epilogue has a gate, TOKENS (16
+// with a gate, otherwise 32), SUB_GROUPS, MATRIX.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(TOKENS) || !defined(SUB_GROUPS) || !defined(MATRIX) || !defined(STATE_N_TOKENS)
 #error "intel/linear_prefill.cl needs the build constants WEIGHT, K, N, N_TILES, OUT_STRIDE, EPILOGUE, TOKENS, SUB_GROUPS, MATRIX and those of the step state"
@@ -42,7 +42,7 @@ void linear_prefill(__global const ushort* weight, __global const uint* x, __glo
     const int unit = get_group_id(0) * SUB_GROUPS + get_local_id(0) / 8;
     if (unit * TILES_AT_ONCE >= N_TILES) return;  // a whole sub-group
     weight += (size_t)unit * TILES_AT_ONCE * TILE_SIZE;
-    // Blocks past the last one are not there: the last is computed again, and not stored.
+    // Past the last block, computes the last block again without storing.
     const int last_block = (n + 7) / 8 - 1;
     __global const uint* tokens[BLOCKS];
     float8 acc[TILES_AT_ONCE][2][BLOCKS];

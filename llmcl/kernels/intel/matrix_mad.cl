@@ -1,17 +1,17 @@
 // The matrix units of Intel's GPUs (XMX), by sub-groups of 8 lanes:
 //
-//   matrix_mad(a, b, acc):  acc[m] of lane n += sum over k < 16 of A[m][k] B[k][n]       m, n < 8
+//   matrix_mad(a, b, acc):  acc[m] in lane n += sum over k < 16 of A[m][k] B[k][n]       m, n < 8
 //
-//   a  int8: of row m, a[m] of lane l has A[m][2l] low and A[m][2l + 1] high       16 bits each, bfloat16 or float16
-//   b  int8: b[j] of lane n has B[2j][n] low and B[2j + 1][n] high
+//   a  int8: for row m, a[m] in lane l has A[m][2l] low and A[m][2l + 1] high       16 bits each, bfloat16 or float16
+//   b  int8: b[j] in lane n has B[2j][n] low and B[2j + 1][n] high
 //
-// Build: WEIGHT (bf16 or f16), MATRIX (intel/matrix_mad.py): MATRIX_XMX is cl_intel_subgroup_matrix_multiply_accumulate;
-// MATRIX_EMULATED computes the same without matrix units, to try what stands around it on drivers that have sub-groups alone.
+// Build: WEIGHT (bf16 or f16), MATRIX (intel/matrix_mad.py): MATRIX_XMX uses cl_intel_subgroup_matrix_multiply_accumulate;
+// MATRIX_EMULATED computes the same without matrix units, for testing the surrounding code on drivers with sub-groups only.
 #define MATRIX_XMX 1
 #define MATRIX_EMULATED 2
 
 #if MATRIX == MATRIX_XMX
-#ifndef cl_intel_subgroup_matrix_multiply_accumulate  // an offline compiler knows the functions and declares none
+#ifndef cl_intel_subgroup_matrix_multiply_accumulate  // an offline compiler knows the functions but does not declare them
 float8 __attribute__((overloadable)) intel_sub_group_bf16_bf16_matrix_mad_k16(int8 a, int8 b, float8 acc);
 float8 __attribute__((overloadable)) intel_sub_group_f16_f16_matrix_mad_k16(int8 a, int8 b, float8 acc);
 #endif

@@ -1,6 +1,6 @@
-// out[n][m] = sum over k < 16 of a[m][k] b[k][n], m, n < 8: do the matrix units multiply as intel/matrix_mad.cl takes them to?
-// a  16 bits [8][16]     b  16 bits [8][8][2]: k = 2j + c of column n at [j][n][c]     out  float [8][8]
-// Index space: one group of 8. Build: WEIGHT (bf16 or f16), MATRIX.
+// out[n][m] = sum over k < 16 of a[m][k] b[k][n], m, n < 8: tests whether the matrix units multiply as intel/matrix_mad.cl expects.
+// a  16 bits [8][16]     b  16 bits [8][8][2]: k = 2j + c, column n at [j][n][c]     out  float [8][8]
+// Index space: a single group with 8 work-items. Build: WEIGHT (bf16 or f16), MATRIX.
 #if !defined(WEIGHT) || !defined(MATRIX)
 #error "intel/matrix_probe.cl needs the build constants WEIGHT, MATRIX"
 #endif
