@@ -1,8 +1,8 @@
-// qkv_adjust (portable/qkv_adjust.cl: formula and arguments) as a link of nvidia/few_rows_chain.cl: a warp has a head, and qkv is what
-// other groups of the same launch have written. Rows past the step's may hold anything, before and after.
+// qkv_adjust (portable/qkv_adjust.cl: formula and arguments) as a link in nvidia/few_rows_chain.cl: each warp handles a head, and
+// qkv was written by other groups in the same launch. Rows past the step's last row may hold anything, before and after.
 //
-// Build: N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 32), BIAS, HEAD_NORM, EPS, HEADS (those adjusted, the first of a row),
-// WARPS.
+// Build: N_Q_HEADS, N_KV_HEADS, HEAD_DIM (a multiple of 32), BIAS, HEAD_NORM, EPS, HEADS (heads to adjust, from the row's first
+// head on), WARPS.
 #if !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(BIAS) || !defined(HEAD_NORM) || \
     !defined(EPS) || !defined(HEADS) || !defined(WARPS)
 #error "nvidia/adjust_heads.cl needs the build constants N_Q_HEADS, N_KV_HEADS, HEAD_DIM, BIAS, HEAD_NORM, EPS, HEADS and WARPS"
@@ -10,9 +10,9 @@
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
 
-#define EACH (HEAD_DIM / WARP)  // values of a lane, every 32nd
+#define EACH (HEAD_DIM / WARP)  // values per lane, every 32nd
 
-// What the group of WARPS heads of a row does. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+// The work of a group: WARPS heads in a row. done, count: see few_rows_unit in nvidia/linear_few_rows.cl.
 inline void adjust_heads_unit(const int part, const int row, volatile __global const uint* done, const uint count,
                               __global float* qkv, __global const float* bias, __global const float* norms) {
     const int lane = get_local_id(0) % WARP, head = part * WARPS + get_local_id(0) / WARP;

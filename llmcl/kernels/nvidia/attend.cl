@@ -1,22 +1,22 @@
-// Decode attention of one work-group, for a KV head and a split of its keys: what nvidia/attention_decode.cl and
-// nvidia/persistent_layers.cl have in common. Formula, layouts and the split of the keys as in cpu/attention_decode.cl.
+// Decode attention of one work-group, for a KV head and a split of the keys: shared by nvidia/attention_decode.cl and
+// nvidia/persistent_layers.cl. Formula, layouts and key splits as in cpu/attention_decode.cl.
 //
-// The warps of a group take the split's keys in tiles of 16 by turns, each with an online-softmax state of its own, so that no
-// barrier stands in the loop. With wide heads two warps take a tile (TILE_WARPS): each has all scores, and half of the values' dimensions. A tile's keys are copied into the warp's own local memory and its values loaded into registers, as
-// soon as those of the tile before have been used; the first tile's keys, and its values into the second-level cache, before the
-// queries are there. Both products are those of the matrix units (mma.sync), keys and values their left operand. With g = lane / 4,
-// t = lane % 4:
+// The warps take the split's keys in turns, in tiles of 16. Each warp has an online-softmax state, so the loop needs no barrier.
+// With wide heads two warps share a tile (TILE_WARPS): each warp has all scores, and half of the values' dimensions. A warp copies
+// the next tile's keys into its local memory and loads the values into registers as soon as the previous tile's have been used. For
+// the first tile, the key copy and a prefetch of the values into the L2 cache begin before the queries arrive. The matrix units do
+// both products (mma.sync), with keys and values as the left operand. With g = lane / 4, t = lane % 4:
 //
-//   keys    rows of a fragment: key g and g + 8 of the tile, columns: dimensions, transposed as they are read (ldmatrix)
-//   values  rows: dimensions 64 h + 8 g + 2 r and + 2 r + 1, columns: keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9, of each of which the lane
-//           reads 8 dimensions, a warp 128 neighbouring bytes of four keys; a permutation of bytes a register makes the pairs
+//   keys    fragment rows: keys g and g + 8 of the tile, columns: dimensions, transposed by the read (ldmatrix)
+//   values  fragment rows: dimensions 64 h + 8 g + 2 r and + 2 r + 1, columns: keys 2 t, 2 t + 1, 2 t + 8, 2 t + 9. A lane reads 8
+//           dimensions of each key, a warp 128 neighbouring bytes of four keys; a byte permutation per register makes the pairs
 //
-// A query has two of the right operand's 8 columns: what rounding it to 16 bits gives, and what that leaves. So do the weights of
-// the values. Four queries fill a fragment (a quad), and a lane's scores, maximum, sum and accumulators are of query t of each quad.
-// At the end a group merges its warps' states; what becomes of the splits' states is the kernels'.
+// A query takes two of the right operand's 8 columns: the value rounded to 16 bits, and the rest. The softmax weights take two
+// columns, too. Four queries fill a fragment (a quad), and a lane has scores, maximum, sum and accumulators for query t in each
+// quad. At the end a group merges its warps' states. The calling kernel merges the splits' states.
 //
 // Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16), N_SPLITS,
-// SCALE, WARPS; SPLIT_TILES (1): of each warp, before there is a further split. Local memory: attend_space.
+// SCALE, WARPS; SPLIT_TILES (1): minimum tiles per warp before adding a split. Local memory: attend_space.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
 #error "nvidia/attend.cl needs the build constants KV, HEAD_DIM, N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY, N_SPLITS, SCALE, WARPS and those of the step state"
@@ -29,23 +29,23 @@
 #include "common/kv_address.cl"
 
 #define LOCAL_SIZE (WARP * WARPS)
-#define KEY_TILE 16  // keys of a warp at once
+#define KEY_TILE 16  // keys per tile
 #ifndef ATTEND_WARPS
-#define ATTEND_WARPS WARPS  // tiles that a group has at once
+#define ATTEND_WARPS WARPS  // tiles in work at once per group
 #endif
 #ifndef SPLIT_TILES
 #define SPLIT_TILES 1
 #endif
 #define SPLIT_KEYS (ATTEND_WARPS * KEY_TILE * SPLIT_TILES)
-#define TILE_WARPS (WARPS / ATTEND_WARPS)  // warps that share a tile, and have OWN_DIMS neighbouring dimensions of its values each
+#define TILE_WARPS (WARPS / ATTEND_WARPS)  // warps per tile; each warp has OWN_DIMS neighbouring value dimensions
 #define OWN_DIMS (HEAD_DIM / TILE_WARPS)
 #define QUADS ((GROUP_SIZE + 3) / 4)
-#define STEPS (HEAD_DIM / 16)  // products of a quad with a tile's keys
-#define VALUE_STEPS (OWN_DIMS / 16)  // and with a warp's values of it
-#define WEIGHT_UNIT 16384.0f  // weights are at most 1: this many units, for those that float16 would round to nothing
+#define STEPS (HEAD_DIM / 16)  // products per quad and key tile
+#define VALUE_STEPS (OWN_DIMS / 16)  // products per quad and a warp's values
+#define WEIGHT_UNIT 16384.0f  // weights are at most 1: this unit keeps small weights from rounding to zero in float16
 
-#define QUERY_FLOATS (QUADS * 4 * HEAD_DIM)  // the queries' fragments
-// Of the warps of a tile: first its keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l of each query.
+#define QUERY_FLOATS (QUADS * 4 * HEAD_DIM)  // query fragments
+// Per tile: first the keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l for each query.
 #define KEY_TILE_FLOATS (KEY_TILE * HEAD_DIM / 2)
 #define STATE_FLOATS (GROUP_SIZE * (HEAD_DIM + 2))
 #define WARP_FLOATS MAX(KEY_TILE_FLOATS, (STATE_FLOATS + 3) / 4 * 4)
@@ -54,11 +54,11 @@
 #error "nvidia/attend.cl: HEAD_DIM is 64, 128 or 256"
 #endif
 
-// A group's KV split: `split` of n_splits, which has keys if it is below it.
+// A group's KV split: number `split` of n_splits. Without keys if split >= n_splits.
 typedef struct {
     int head, split, n_splits, position, first, end;
-    bool has_new;  // whether the group appends the new position's key and value
-    size_t row;    // of the cache, where the head begins
+    bool has_new;  // the group appends the new position's key and value
+    size_t row;    // cache row where the head begins
 #if MODS_BY_SEQUENCE
     int sequence;
 #endif
@@ -71,14 +71,14 @@ typedef struct {
 
 inline kv_split split_of_keys(const int head, const int split, __global const int* state MOD_PARAMS) {
     const int position = state[STATE_POSITION], kv_len = position + 1;
-    // The splits share what comes after the keys that mask_mod hides from the beginning on.
+    // The splits share the keys after the hidden beginning (hidden by mask_mod).
     const int visible_from = first_visible(MOD_SEQUENCE(state), head * GROUP_SIZE, GROUP_SIZE, (int2)(position), kv_len, KEY_TILE MOD_ARGS);
     kv_split s = {head, split, 1, position, visible_from, kv_len, true, (size_t)head * CAPACITY};
 #if MODS_BY_SEQUENCE
     s.sequence = MOD_SEQUENCE(state);
 #endif
     if (visible_from >= kv_len) return s;  // one split, without keys
-    // No more splits than there are tiles for all their warps: a short context needs no merge.
+    // Only as many splits as have tiles for all warps: a short context needs no merge.
     s.n_splits = min(N_SPLITS, (kv_len - visible_from + SPLIT_KEYS - 1) / SPLIT_KEYS);
     const int per_split = (kv_len - visible_from + s.n_splits * KEY_TILE - 1) / (s.n_splits * KEY_TILE) * KEY_TILE;
     s.first = visible_from + split * per_split;
@@ -87,11 +87,11 @@ inline kv_split split_of_keys(const int head, const int split, __global const in
     return s;
 }
 
-// RMS norms of a head's queries and of its key, before they rotate: weights, 0 for none.
+// RMS norms for a head's queries and key, before rotation: weights, 0 for no norm.
 typedef struct {
-    __global const float* heads;  // [2][HEAD_DIM], of each query head, of each key head
-    __global const float* q;      // [N_Q_HEADS][HEAD_DIM], of all query heads together
-    __global const float* k;      // [N_KV_HEADS][HEAD_DIM], of all key heads together
+    __global const float* heads;  // [2][HEAD_DIM], for each query head, for each key head
+    __global const float* q;      // [N_Q_HEADS][HEAD_DIM], for all query heads together
+    __global const float* k;      // [N_KV_HEADS][HEAD_DIM], for all key heads together
 } qk_norms;
 #ifndef NORM_EPS
 #define NORM_EPS 0.0f
@@ -100,26 +100,26 @@ typedef struct {
 // A group's local memory.
 typedef struct {
     __local float* queries;  // QUERY_FLOATS
-    __local ushort* new_key;  // [HEAD_DIM], in the group that appends it
+    __local ushort* new_key;  // [HEAD_DIM], in the group that appends the key
     __local float* warps;    // ATTEND_WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
-    __local float* squares;  // [2][WARPS], for norms of all heads together
+    __local float* squares;  // [2][WARPS], for norms over all heads
 #if CHAINED
-    volatile __global const uint* done;  // the queries are there when it is `count`
+    volatile __global const uint* done;  // queries have arrived when *done equals `count`
     uint count;
 #endif
 } attend_space;
 
-#define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // of a tile: the lane's i-th of four
+#define VALUE_KEY(lane, i) ((lane) % 4 * 2 + (i) % 2 + (i) / 2 * 8)  // key in the tile: the lane's i-th of four
 
-// A tile's values in registers: all of its pieces of 64 dimensions, or some at a time where accumulators take the room.
+// A tile's values in registers: all pieces of 64 dimensions, or fewer at a time if accumulators need the registers.
 #define VALUE_PIECES (WARPS <= 4 || QUADS * OWN_DIMS <= 128 ? OWN_DIMS / 64 : 1)
-#define VALUES_AHEAD (VALUE_PIECES == OWN_DIMS / 64)  // those of the next tile are asked for as soon as a tile's have been used
+#define VALUES_AHEAD (VALUE_PIECES == OWN_DIMS / 64)  // request the next tile's values as soon as the current values have been used
 typedef struct {
     uint4 of[VALUE_PIECES][4];
 } value_tile;
 
-// Which of the warps of a tile this is, and which of the group's tiles they have; and what they wait for each other with.
+// The warp's part of a tile, the tile's number in the group, and the barrier between a tile's warps.
 #if TILE_WARPS == 1
 #define PART_OF_TILE 0
 #define TILE_OF(lid) ((lid) / WARP)
@@ -130,8 +130,8 @@ typedef struct {
 #define tile_sync() named_barrier(1 + TILE_OF(this_item()), TILE_WARPS * WARP)
 #endif
 
-// Starts the copy of a tile's keys, if there is such a tile, into its warps' memory, which nobody reads any more. The two halves
-// of a dimension's 16 keys change places where they would lie in the same banks as those of the dimension four before.
+// Starts the copy of a tile's keys, if the tile exists, into the warps' memory, which must be free. The two halves of a dimension's
+// 16 keys are swapped where they would share banks with the dimension four before.
 inline void copy_keys(__local float* own, const kv_split* s, __global const int* state,
                       __global const CAT(KV, _t)* k_cache, const int j, const int lane) {
     if (j < s->end) {
@@ -144,11 +144,11 @@ inline void copy_keys(__local float* own, const kv_split* s, __global const int*
     copy_commit();
 }
 
-// Of pieces `piece` to before `end_piece`.
+// Loads pieces `piece` to before `end_piece`.
 inline void load_values(value_tile* values, const kv_split* s, __global const int* state,
                         __global const CAT(KV, _t)* v_cache, const int j, const int lane, const int piece, const int end_piece) {
     if (j >= s->end) return;
-    const int last = s->end - 1 - j;  // a key past the end has weight 0, but maybe no number
+    const int last = s->end - 1 - j;  // a key past the end has weight 0, but memory may hold NaN there
     __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM + PART_OF_TILE * OWN_DIMS + lane / 4 * 8;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -158,15 +158,15 @@ inline void load_values(value_tile* values, const kv_split* s, __global const in
     }
 }
 
-// Asks the second-level cache for a tile's values.
+// Prefetches a tile's values into the L2 cache.
 inline void fetch_values(const kv_split* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
                          const int lane) {
     if (j >= s->end) return;
     __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM;
-    for (int i = PART_OF_TILE * WARP + lane; i < HEAD_DIM / 4; i += TILE_WARPS * WARP) fetch_line(v + i * 64);  // of 128 bytes
+    for (int i = PART_OF_TILE * WARP + lane; i < HEAD_DIM / 4; i += TILE_WARPS * WARP) fetch_line(v + i * 64);  // lines with 128 bytes
 }
 
-// Puts the new key, key `place` of a tile, where the tile's others are or are about to be.
+// Stores the new key as key `place` of a tile whose other keys are in memory or on the way.
 inline void put_key(__local float* own, __local const ushort* key, const int place, const int lane) {
     COPY_WAIT(0);
     tile_sync();
@@ -174,12 +174,12 @@ inline void put_key(__local float* own, __local const ushort* key, const int pla
         ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = key[dim];
 }
 
-// A tile of keys from `first` on, and what is seen of it (TILE_*); first is s->end or more where there is none.
+// A tile of keys from `first` on, and its visibility (TILE_*); first >= s->end if there is no tile.
 typedef struct {
     int first, seen;
 } visible_tile;
 
-// The warp's first tile from key j on of which something is seen.
+// Returns the warp's first visible tile from key j on.
 inline visible_tile tile_from(const kv_split* s, const int j MOD_PARAMS) {
     visible_tile tile = {j, TILE_EMPTY};
     for (; tile.first < s->end; tile.first += ATTEND_WARPS * KEY_TILE) {
@@ -190,17 +190,17 @@ inline visible_tile tile_from(const kv_split* s, const int j MOD_PARAMS) {
     return tile;
 }
 
-// Element 2 r of a and b, or element 2 r + 1, in one word.
+// Element 2 r of a and b (or element 2 r + 1) in a single word.
 inline uint lower_halves(const uint a, const uint b) { return permute(a, b, 0x5410); }
 inline uint upper_halves(const uint a, const uint b) { return permute(a, b, 0x7632); }
 
-// A number rounded to 16 bits, in the lower half, and what that leaves.
+// A number rounded to 16 bits, in the lower half, and the rest in the upper half.
 inline uint two_parts(const float v) {
     const uint rounded = CAT(narrow_, KV)(v, 0.0f) & 0xffffu;
     return CAT(narrow_, KV)(CAT(widen_, KV)(rounded).x, v - CAT(widen_, KV)(rounded).x);
 }
 
-// Puts an element of a query where the fragments of the keys' products have it: uint2 [QUADS][STEPS][WARP].
+// Stores a query element in the fragments for the key products: uint2 [QUADS][STEPS][WARP].
 inline void put_query(__local float* queries, const int query, const int dim, const float v) {
     const int lane = query % 4 * 8 + dim % 8 / 2, half_word = dim % 16 / 8 * 2 + dim % 2;
     __local ushort* at = (__local ushort*)queries + ((query / 4 * STEPS + dim / 16) * WARP + lane) * 4 + half_word;
@@ -209,16 +209,16 @@ inline void put_query(__local float* queries, const int query, const int dim, co
     at[4 * 4] = (ushort)(parts >> 16);  // the next column's lane
 }
 
-// The warp's state over its keys, left in the memory of its tiles. The first tile, `now`, is on its way there and into `values`.
+// Computes the warp's state over its keys, left in the tile memory. The first tile, `now`, is already on its way there and to `values`.
 inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now, __global const int* state,
                         __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, __local float* own,
                         __local const float* queries, const int lane MOD_PARAMS) {
     __local const uint2(*q)[STEPS][WARP] = (__local const uint2(*)[STEPS][WARP])queries;
     const int g = lane / 4, t = lane % 4;
-    // A lane names a row of one of four 8 x 8 matrices: 8 keys (lower or upper half) of a dimension.
+    // A lane names a row in one of four 8 x 8 matrices: 8 keys (lower or upper half) in a dimension.
     const int dim = lane % 8 + lane / 16 * 8, half_row = (lane / 8 ^ dim / 4) & 1;
     const uint keys_at = local_address(own) + dim * 32 + half_row * 16;
-    float m[QUADS], l[QUADS];  // l: of the lane's keys only
+    float m[QUADS], l[QUADS];  // l: the lane's keys only
     float4 acc[QUADS][VALUE_STEPS];
 #pragma unroll
     for (int quad = 0; quad < QUADS; ++quad) {
@@ -230,7 +230,7 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
     while (now.first < s->end) {
         COPY_WAIT(0);
         tile_sync();
-        float scores[QUADS][2];  // of keys g and g + 8
+        float scores[QUADS][2];  // for keys g and g + 8
         float4 products[QUADS][2];
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad) products[quad][0] = products[quad][1] = (float4)(0.0f);
@@ -322,11 +322,11 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
 
 // The new position's key and value in the cache.
 typedef struct {
-    __global ushort* key;    // in steps of 16
+    __global ushort* key;    // at a stride of 16
     __global ushort* value;
 } new_place;
 
-// Rotates elements `column` and `column` + HEAD_DIM / 2 of a row: a query, the new key, or the new value, which does not rotate.
+// Rotates and stores elements `column` and `column` + HEAD_DIM / 2 of a row: a query, the new key, or the new value (not rotated).
 inline void put_pair(const new_place* to, const attend_space* space, const int row, const int column, const float2 v,
                      const float c, const float sine) {
     const float2 rotated = (float2)(v.x * c + -v.y * sine, v.y * c + v.x * sine);
@@ -338,7 +338,7 @@ inline void put_pair(const new_place* to, const attend_space* space, const int r
     const bool is_key = row == GROUP_SIZE;
     const uint pair = CAT(narrow_, KV)(is_key ? rotated.x : v.x, is_key ? rotated.y : v.y);
     __global ushort* at = is_key ? to->key : to->value;
-    const int step = is_key ? 16 : 1;  // between the dimensions
+    const int step = is_key ? 16 : 1;  // between dimensions
     at[column * step] = (ushort)pair;
     at[(column + HEAD_DIM / 2) * step] = (ushort)(pair >> 16);
     if (is_key) {
@@ -347,11 +347,11 @@ inline void put_pair(const new_place* to, const attend_space* space, const int r
     }
 }
 
-#define PAIRS_EACH (((GROUP_SIZE + 2) * (HEAD_DIM / 2) + LOCAL_SIZE - 1) / LOCAL_SIZE)  // of queries, key and value, at most
+#define PAIRS_EACH (((GROUP_SIZE + 2) * (HEAD_DIM / 2) + LOCAL_SIZE - 1) / LOCAL_SIZE)  // maximum pairs per work-item
 #define ROW_AT(head, row) \
     (((row) < GROUP_SIZE ? (head) * GROUP_SIZE + (row) : N_Q_HEADS + ((row) - GROUP_SIZE) * N_KV_HEADS + (head)) * HEAD_DIM)
 
-// A warp's part of the sum of squares of `count` values of qkv (a multiple of 16).
+// A warp's part of the sum of squares over `count` values of qkv (a multiple of 16).
 inline float square_of_all(__global const float* values, const int count, const uint flag, const bool wait, const int lid) {
     const int most = (count + 4 * LOCAL_SIZE - 1) / (4 * LOCAL_SIZE);
     const int own = 4 * lid < count ? (count - 4 * lid + 4 * LOCAL_SIZE - 1) / (4 * LOCAL_SIZE) : 0;
@@ -368,7 +368,7 @@ inline float square_of_all(__global const float* values, const int count, const 
 
 inline float norm_scale(const float square, const int count) { return 1.0f / sqrt(NO_OVERFLOW(square) / count + NORM_EPS); }
 
-// Puts queries, key and value where they belong, with norms: a warp takes a row.
+// Stores queries, key and value, with norms: a warp handles a row.
 inline void put_normed_rows(const kv_split* s, __global const float* qkv, const uint flag, const bool wait,
                             __global const float* rope, const new_place* to, const qk_norms* norms, const int n_rows,
                             const attend_space* space) {
@@ -427,19 +427,19 @@ inline void put_normed_rows(const kv_split* s, __global const float* qkv, const 
     }
 }
 
-// The states of a group's warps over its KV split, left in `space` for warps_state. qkv: of the step, with flags if
-// `wait`. norms: 0 for none. For all work-items of a group.
+// Computes the states of a group's warps over its KV split, left in `space` for warps_state. qkv: the step's row, with flags if
+// `wait`. norms: 0 for none. Called by all work-items in a group.
 inline void attend(const kv_split* s, __global const float* qkv, const uint flag, const bool wait,
                    __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
                    __global CAT(KV, _t)* v_cache, const qk_norms* norms, const attend_space* space MOD_PARAMS) {
     const int lid = this_item(), lane = lid % WARP, head = s->head, position = s->position;
 
-    // What the warp meets first, but for a key and a value that are yet to come.
+    // The warp's first tile, except for a key and a value that arrive later.
     __local float* own = space->warps + TILE_OF(lid) * space->stride;
     const visible_tile now = tile_from(s, s->first + TILE_OF(lid) * KEY_TILE MOD_ARGS);
     copy_keys(own, s, state, k_cache, now.first, lane);
     value_tile values;
-    // Values that are there need not wait for the new one.
+    // Stored values need not wait for the new value.
     const bool early = VALUES_AHEAD && !wait && now.first + KEY_TILE <= position;
     if (early) {
         load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
@@ -450,15 +450,14 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     wait_until(space->done, space->count);
 #endif
 
-    // The head's queries, and in the split that has the new position its key and value. An item has two elements of a row, which
-    // rotate together.
+    // The head's queries, and the new key and value in the split with the new position. An item has two elements that rotate together.
     const int row_new = kv_row(state, position);
     const new_place to = {(__global ushort*)(k_cache + (s->row + row_new / 16 * 16) * HEAD_DIM + row_new % 16),
                           (__global ushort*)(v_cache + (s->row + row_new) * HEAD_DIM)};
     const int n_rows = s->has_new ? GROUP_SIZE + 2 : GROUP_SIZE;
     if (norms) {
         put_normed_rows(s, qkv, flag, wait, rope, &to, norms, n_rows, space);
-    } else if (!wait) {  // all that an item has is asked for at once
+    } else if (!wait) {  // an item requests all of its values at once
         float2 x[PAIRS_EACH], turn[PAIRS_EACH];
 #pragma unroll
         for (int i = 0; i < PAIRS_EACH; ++i) {

@@ -1,22 +1,22 @@
 // Flash attention on arrays (nvidia/attention_arrays.cl) on the matrix units of Hopper GPUs, by asynchronous warpgroup products
-// (wgmma) and its copy engine. Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights have the 16 bits of
-// keys and values, sums are float32. Source: Shah et al., "FlashAttention-3" (2024): scores of the next keys are computed while the
-// present values are multiplied, and the softmax of a tile ranges beside both its own product and those of the other warpgroup.
+// (wgmma) and the copy engine. Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights have the 16-bit
+// type of keys and values, sums are float32. Source: Shah et al., "FlashAttention-3" (2024): the next keys' scores are computed
+// during the product with the current values, and a tile's softmax overlaps with the products of both warpgroups.
 //
-// Each work-group stays on its compute unit and takes one item after the other: BLOCK_M = 128 query rows of one head. Two
-// warpgroups have 64 rows each; scores, weights and output of a row stay in a warp's registers. A third one asks for queries,
-// keys and values, BLOCK_N = 128 of them a tile, in STAGES buffers each in local memory (prefill_copies.cl), those of the next
-// item, too, while the output of an item is written; it alone asks which tiles a mask hides.
+// Each work-group stays on a compute unit and takes one item after the other: BLOCK_M = 128 query rows of one head. Two warpgroups
+// have 64 rows each; a row's scores, weights and output stay in a warp's registers. A third warpgroup requests queries, keys and
+// values, BLOCK_N = 128 keys per tile, in STAGES buffers each in local memory (prefill_copies.cl). It requests the next item's data
+// while the others write an item's output, and it alone asks which tiles a mask hides.
 //
-//            local memory:  Q  columns 64 c to 64 c + 63 of row j of a warpgroup at (64 c + j) 128  (ROWS_128 of wgmma.cl)
+//            local memory:  Q  columns 64 c to 64 c + 63 of row j in a warpgroup at (64 c + j) 128  (ROWS_128 in wgmma.cl)
 //                           K  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128            (ROWS_128)
-//                           V  likewise                                                             (SWIZZLE_128)
+//                           V  the same                                                            (SWIZZLE_128)
 //
 // tensor_maps  see prefill_copies.cl
 //
-// Index space: groups (any number, 1, batch) of 384; each takes items in turns. With ORDER (an expression; needs KV_BLOCK_RANGES)
-// they are block N_Q_HEADS + head in ranges[ORDER ..], else those with the longest rows come first.
-// Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl and attention_arrays.cl, SCALE,
+// Index space: groups (any number, 1, batch) with 384 work-items; each group takes items in turns. With ORDER (an expression; needs
+// KV_BLOCK_RANGES) the items are block N_Q_HEADS + head in ranges[ORDER ..], otherwise items with the longest rows come first.
+// Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, constants for query_address.cl and attention_arrays.cl, SCALE,
 // KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM).
 // Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
@@ -36,12 +36,12 @@
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
 #include "nvidia/quick_exponent.cl"
-#define QUICK_TANH 1  // beside 16-bit operands
+#define QUICK_TANH 1  // precise enough beside 16-bit operands
 #ifndef HAS_SOFT_CAP
 #define HAS_SOFT_CAP 0
 #endif
 #if HAS_SOFT_CAP
-#undef HAS_SCORE_MOD  // the softmax computes it
+#undef HAS_SCORE_MOD  // the softmax computes the score_mod
 #define HAS_SCORE_MOD 0
 #endif
 #include "nvidia/fragment_scores.cl"
@@ -51,7 +51,7 @@
 #define STAGES 3
 #define CONSUMER_WARPS 8
 #define PRODUCER_WARPS 4
-#define MORE_REGISTERS 232  // of a consumer's work-item; with FEWER_REGISTERS of a producer's they are those of a work-group
+#define MORE_REGISTERS 232  // per consumer work-item; with FEWER_REGISTERS per producer work-item, they add up to a work-group's registers
 #define FEWER_REGISTERS 40
 #define GROUP_ITEMS ((CONSUMER_WARPS + PRODUCER_WARPS) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
@@ -62,7 +62,7 @@
 #define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_8
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128_CHAIN_8
 #endif
-// Scores in the matrix units' sums need no factor but that of the exponential, unless a score_mod makes something else of them.
+// Scores in the matrix units' sums only need the exponential's factor, unless a score_mod changes the scores.
 #define SCORE_SCALE ((float)(SCALE)*SCORE_UNIT)
 #define SCALED_FIRST ((HAS_SCORE_MOD && !HAS_KEY_SLOPE) || !(SCALE > 0.0f))
 
@@ -80,13 +80,13 @@ inline float quick_tanh(const float x) {
 #define EXPONENT_SCALE (SCORE_FACTOR * LOG2E * (SCALED_FIRST ? 1.0f : SCORE_SCALE))
 #endif
 
-// A store that never happens, as sums of weights are not negative. Without it the assembler waits for the product of the values
-// ahead of the softmax, which is to range beside it; with a branch in its place it runs all products one by one (C7518).
+// A store that never happens, because sums of weights are not negative. Without the store, the assembler waits for the value
+// product before the softmax instead of overlapping them; with a branch in place of the store, it serialises all products (C7518).
 inline void store_if_negative(const float sum, const uint to) {
     asm volatile("{.reg .pred p; setp.lt.f32 p, %0, 0f00000000; @p st.shared.f32 [%1], %0;}" : : "f"(sum), "r"(to) : "memory");
 }
 
-// The scores of a tile, in units of EXPONENT_SCALE and without the bias of their row, masked and modified.
+// Masks and modifies a tile's scores, in units of EXPONENT_SCALE and without the row's bias.
 inline void mask_scores(float s[BLOCK_N / 2], const row_terms terms, const tile t, const int sequence, const int head,
                         const int rows[2], const int column, const int first_row MOD_PARAMS) {
     const bool whole = t.seen_as == TILE_FULL && (KV_BLOCK_RANGES ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
@@ -101,7 +101,7 @@ inline void mask_scores(float s[BLOCK_N / 2], const row_terms terms, const tile 
 
 #define TERMS_OF(t) terms_of(SCALED_FIRST ? 1.0f : SCORE_SCALE, sequence, present.head, rows, (t).first + column MOD_ARGS)
 
-// The largest of each row's scores, with the bias of the row.
+// Computes each row's largest score, with the row's bias.
 inline void row_tops(float top[2], const float s[BLOCK_N / 2], const row_terms terms) {
     float part[4] = {s[0], s[2], s[1], s[3]};
 #pragma unroll
@@ -113,13 +113,13 @@ inline void row_tops(float top[2], const float s[BLOCK_N / 2], const row_terms t
         }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-        top[h] = fmax(part[h], part[2 + h]) + terms.bias[h];  // which differs in the lanes of a row
+        top[h] = fmax(part[h], part[2 + h]) + terms.bias[h];  // bias differs between the lanes of a row
         top[h] = fmax(top[h], shuffle_xor(top[h], 1));
         top[h] = fmax(top[h], shuffle_xor(top[h], 2));
     }
 }
-// The same of scores without a bias, compared as integers, of which the assembler takes three at once. Right where it is at least 0;
-// where all of a row's scores are below, it is one of them.
+// Like row_tops, for scores without a bias, compared as integers: the assembler compares three integers at once. Correct if the
+// result is at least 0; if all scores in a row are negative, the result is some score of the row.
 inline void row_tops_as_ints(float top[2], const float s[BLOCK_N / 2]) {
     int part[4] = {as_int(s[0]), as_int(s[2]), as_int(s[1]), as_int(s[3])};
 #pragma unroll
@@ -138,8 +138,8 @@ inline void row_tops_as_ints(float top[2], const float s[BLOCK_N / 2]) {
     }
 }
 
-// Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
-// `shrink`, what the output so far is to be multiplied by.
+// Turns scores into softmax weights, updates m and l for the lane's two rows (l: its columns only), and sets `shrink`, the factor
+// for the output so far.
 inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[2], float l[2], float shrink[2]) {
     float top[2], from[2], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #if HAS_SOFT_CAP
@@ -147,7 +147,7 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
 #else
     row_tops(top, s, terms);
 #endif
-// Scores become the powers of 2 with these exponents.
+// Turns scores into powers of 2 with these exponents.
 #define TO_WEIGHTS(exponent)                                  \
     _Pragma("unroll") for (int i = 0; i < BLOCK_N / 2; ++i) { \
         s[i] = exp2_quick(exponent(s[i], from[i / 2 % 2]));   \
@@ -156,14 +156,14 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
 #if HAS_SOFT_CAP
     const float last[2] = {m[0], m[1]};
     bool near = !warp_any(!near_cap(m, last, top, 0.0f));
-    if (!near) {  // or the largest scores are below 0
+    if (!near) {  // or the largest scores are negative
         row_tops(top, s, terms);
         near = !warp_any(!near_cap(m, last, top, LEAST_EXPONENT));
         if (!near) {
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 m[h] = fmax(last[h], far_exponent(top[h], 0.0f));
-                from[h] = m[h] == -INFINITY ? 0.0f : m[h];  // a row that has seen no key yet
+                from[h] = m[h] == -INFINITY ? 0.0f : m[h];  // a row without keys so far
                 shrink[h] = exp2_quick(last[h] - from[h]);
             }
             TO_WEIGHTS(far_exponent);
@@ -181,7 +181,7 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
         top[h] = fmax(m[h], top[h]);
-        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row that has seen no key yet
+        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row without keys so far
         shrink[h] = exp2_quick(m[h] * EXPONENT_SCALE - from[h]);
         m[h] = top[h];
         from[h] -= terms.bias[h] * EXPONENT_SCALE;
@@ -200,15 +200,15 @@ inline void update_softmax(float s[BLOCK_N / 2], const row_terms terms, float m[
 #define OUT_BYTES_f32 4
 #define OUT_BYTES_f16 2
 #define OUT_BYTES_bf16 2
-#define WHOLE_STORES (CAT(OUT_BYTES_, OUT) == 2)  // 16 bytes of a lane
-// As narrow_f16 in one instruction, which a driver that takes tensor maps knows.
+#define WHOLE_STORES (CAT(OUT_BYTES_, OUT) == 2)  // 16 bytes per lane
+// Like narrow_f16, in a single instruction known to every driver that takes tensor maps.
 inline uint narrow_output_f16(const float a, const float b) {
     uint u;
     asm("cvt.rn.satfinite.f16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
     return u;
 }
 #define narrow_output_bf16 narrow_bf16
-// Word j of lane i of each 4 becomes word i of lane j.
+// Word j in lane i of each 4 becomes word i in lane j.
 inline uint4 transposed_in_4(uint4 v, const int lane) {
     const bool odd = lane & 1, high = lane & 2;
     const uint a = shuffle_int(odd ? v.x : v.y, 1), b = shuffle_int(odd ? v.z : v.w, 1);
@@ -217,7 +217,7 @@ inline uint4 transposed_in_4(uint4 v, const int lane) {
     return high ? (uint4)(c, d, v.z, v.w) : (uint4)(v.x, v.y, c, d);
 }
 
-// Output and lse of the lane's rows t and t + 8; their states become those of rows that have seen no key.
+// Writes output and lse for the lane's rows t and t + 8, and resets their states.
 inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
                        const int head, const int t_first, const int n, const int lane MAX_SCORES_PARAM SINKS_PARAM) {
 #pragma unroll
@@ -230,7 +230,7 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
         __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, min(t, n - 1), n, N_Q_HEADS) + lane % 4 * 8;
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 32; ++i) {
-            uint4 words;  // the lane's columns in each of 4 times 8, then 8 neighbouring ones
+            uint4 words;  // the lane's columns in each of 4 times 8, then 8 neighbouring columns
             words.x = CAT(narrow_output_, OUT)(acc[16 * i + 2 * h] * norm, acc[16 * i + 2 * h + 1] * norm);
             words.y = CAT(narrow_output_, OUT)(acc[16 * i + 4 + 2 * h] * norm, acc[16 * i + 5 + 2 * h] * norm);
             words.z = CAT(narrow_output_, OUT)(acc[16 * i + 8 + 2 * h] * norm, acc[16 * i + 9 + 2 * h] * norm);
@@ -265,9 +265,9 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     __local ulong mbarriers[4 * STAGES + 4];
     __local tile tiles[STAGES];
     const uint qs = local_address(buffers), ks = qs + BLOCK_M * HEAD_DIM * 2, vs = ks + STAGES * TILE_BYTES;
-    // Keys and values of a stage there, and done with.
+    // Barriers per stage: keys and values full, and empty.
     const uint k_full = local_address(mbarriers), k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
-    const uint v_empty = v_full + 8 * STAGES, q_full = v_empty + 8 * STAGES, q_empty = q_full + 16;  // of two warpgroups
+    const uint v_empty = v_full + 8 * STAGES, q_full = v_empty + 8 * STAGES, q_empty = q_full + 16;  // for two warpgroups
     __local uint4 __attribute__((aligned(128))) map_fields[N_MAPS * TENSOR_MAP_BYTES / 16];
     const uint fields = local_address(map_fields);
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
@@ -300,7 +300,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     }
 
     WGMMA_MORE_REGISTERS(MORE_REGISTERS);
-    const int team = warp / 4, column = 2 * (lane % 4);  // the first of the lane's two columns in every 8
+    const int team = warp / 4, column = 2 * (lane % 4);  // the lane's first of two columns in every 8
 #define ROWS_BARRIER (1 + team)
     const uint q_low = OPERAND_LOW(qs + team * (64 * HEAD_DIM * 2), 16);
 #define Q_OPERAND(i) OPERAND(q_low + (i) / 4 * (64 * 128 / 16) + (i) % 4 * 2, 1024, ROWS_128)
@@ -312,7 +312,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     float s[BLOCK_N / 2], acc[HEAD_DIM / 2], m[2], l[2], shrink[2];
     uint4 p[BLOCK_N / 16];
     uint q_parity = 0;
-// Waits until the queries of an item are there; and gives them back, once all of their scores are.
+// Waits for an item's queries; and releases the queries after all of the item's scores.
 #define TAKE_QUERIES                              \
     mbarrier_wait(q_full + 8 * team, q_parity); \
     q_parity ^= 1
@@ -349,17 +349,17 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     WGMMA_WAIT(0);
     SETTLE_SCORES;
     for (int turn = 1;; ++turn) {
-        // The scores of the item's first keys are there.
+        // The scores for the item's first keys are complete.
         const item present = it;
         const int t_first = present.t0 + warp * 16 + lane / 4;
         const int rows[2] = {POSITION_OF(present) + min(t_first, END_OF(present) - 1),
                              POSITION_OF(present) + min(t_first + 8, END_OF(present) - 1)};
         const int first_row = POSITION_OF(present) + present.t0 + warp * 16;
         const int sequence = batch + MOD_SEQUENCE(STATE_OF(present));
-        it = TAKE(turn);  // asked for before it is needed
+        it = TAKE(turn);  // requested before it is needed
         tile keys = tiles[stage];
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is under way
+        for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is running
         if (lane == 0) mbarrier_arrive(k_empty + 8 * stage);
         RETURN_QUERIES(keys.last);
         row_terms terms = TERMS_OF(keys);
@@ -394,7 +394,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             stage = next_stage;
             parity = next_parity;
         }
-        // The last values, and the first keys of the next item.
+        // The last values, and the next item's first keys.
         const int v_stage = stage;
         mbarrier_wait(v_full + 8 * stage, parity);
         wgmma_fence();

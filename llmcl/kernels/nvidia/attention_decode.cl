@@ -1,13 +1,13 @@
-// Decode attention on NVIDIA GPUs: rotates the new token's queries and key, appends key and value, attends to the cache.
-// Formula, arguments and the split of the keys as in cpu/attention_decode.cl; build constants as in nvidia/attend.cl, which does
-// the work. The last of a head's groups to finish merges the states of the splits, as attention_merge.cl does elsewhere: a
-// launch less.
+// Decode attention on NVIDIA GPUs: rotates the new token's queries and key, appends key and value, attends to the cache. Formula,
+// arguments and key splits as in cpu/attention_decode.cl; build constants as in nvidia/attend.cl, which does the work. A head's
+// last group to finish merges the split states. This saves a launch of attention_merge.cl.
 //
-// out       as store_attended.cl has it
-// arrivals  int [N_KV_HEADS], 0 before and after: groups of the head that have left their state
+// out       see store_attended.cl
+// arrivals  int [N_KV_HEADS], 0 before and after: groups per head that have left their state
 // sinks     float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl
 //
-// Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) of WARPS warps. For pages of keys and values see kv_address.cl.
+// Index space: groups (N_KV_HEADS, N_SPLITS, rows of the step: step_rows.cl) with WARPS warps. For pages of keys and values see
+// kv_address.cl.
 #include "nvidia/attend.cl"
 #include "common/step_rows.cl"
 #include "nvidia/store_attended.cl"
@@ -15,8 +15,8 @@
 #define UNIT_FLOATS MAX(WARPS * WARP_FLOATS, (2 * (N_SPLITS + HAS_SINKS) * GROUP_SIZE + 3) / 4 * 4)
 #define MEMORY_FLOATS (QUERY_FLOATS + UNIT_FLOATS + HEAD_DIM / 2 + 4)
 
-// What the group of a head, a split and a row of the step does. memory: MEMORY_FLOATS. With CHAINED it waits for `done` to be `count`
-// before it reads what others have written; 0: for nothing.
+// The work of a group: a head, a split and a row of the step. memory: MEMORY_FLOATS. With CHAINED the group waits until `done`
+// equals `count` before it reads other groups' results; count 0: no wait.
 inline void attention_unit(const int head, const int split, const int row, __local uint4* memory,
                            volatile __global const uint* done, const uint count, __global const float* qkv,
                            __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
@@ -28,7 +28,7 @@ inline void attention_unit(const int head, const int split, const int row, __loc
     __local int* arrived = (__local int*)(new_key + HEAD_DIM);
     const int lid = get_local_id(0);
 #if CHAINED
-    if (row >= state[STATE_N_TOKENS]) return;  // as many groups as a step may have rows
+    if (row >= state[STATE_N_TOKENS]) return;  // the launch has groups for the maximum row count
 #endif
     state = sequence_state(state, row);
     qkv += row * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
@@ -61,7 +61,7 @@ inline void attention_unit(const int head, const int split, const int row, __loc
     }
     if (n_splits == 1) return;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (lid == 0) {  // its fences cover what the barriers order before and after them
+    if (lid == 0) {  // the fences cover everything that the barriers order
         device_fence();
         *arrived = atomic_inc(arrivals + head);
         if (*arrived == n_splits - 1) arrivals[head] = 0;
@@ -75,7 +75,7 @@ inline void attention_unit(const int head, const int split, const int row, __loc
         ml[i] = load_shared_float(part_ml + ((head * GROUP_SIZE + g) * N_SPLITS + k) * 2 + i % 2);
     }
 #if HAS_SINKS
-    for (int i = lid; i < GROUP_SIZE * 2; i += LOCAL_SIZE)  // one more state, without an accumulator
+    for (int i = lid; i < GROUP_SIZE * 2; i += LOCAL_SIZE)  // with sinks, an extra state without an accumulator
         ml[n_splits * GROUP_SIZE * 2 + i] = i % 2 ? 1.0f : sinks[head * GROUP_SIZE + i / 2];
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);

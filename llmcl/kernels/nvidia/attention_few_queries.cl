@@ -1,25 +1,26 @@
-// Attention of a few queries to the keys and values of arrays (nvidia/attention_arrays.cl), on the matrix units of NVIDIA GPUs
-// (sm_80 and later): each key and value is read once for all query heads that share it.
+// Attention of a few queries to keys and values in arrays (nvidia/attention_arrays.cl), on the matrix units of NVIDIA GPUs (sm_80
+// and later): each key and value is read once for all query heads in a group.
 //
-//   out[b][h][t] = softmax(score_mod(SCALE q[b][h][t] K^T)) V over the keys of the ranges (kv_block_ranges.cl)
+//   out[b][h][t] = softmax(score_mod(SCALE q[b][h][t] K^T)) V over the keys in the ranges (kv_block_ranges.cl)
 //
-// Row r of a KV head is query r / GROUP_SIZE of its query head r % GROUP_SIZE. A warp has 8 rows and every so many blocks of
-// CHUNK keys; it takes 16 keys at a time, from memory into registers and on to the matrix units:
+// Row r of a KV head is query r / GROUP_SIZE in query head r % GROUP_SIZE. A warp has 8 rows and a strided share of the CHUNK-key
+// blocks. It takes 16 keys at a time, from memory into registers and on to the matrix units:
 //
-//   S^T = K Q^T   16 keys x 8 rows      A: a lane's 16 bytes of a key are 8 neighbouring dimensions; in which order a product
-//                                       takes them is free, so that they are the lane's part of two products
-//   O^T += V^T P^T   16 columns x 8 rows   A: of 8 neighbouring columns of 2 keys, a lane makes its part of 4 products
+//   S^T = K Q^T   16 keys x 8 rows      A: a lane's 16 bytes of a key are 8 neighbouring dimensions; the order of dimensions in a
+//                                       product is free, so the 16 bytes serve as the lane's part of two products
+//   O^T += V^T P^T   16 columns x 8 rows   A: from 8 neighbouring columns of 2 keys, a lane makes its part of 4 products
 //
-// Queries and softmax weights are rounded to the 16 bits of keys and values, sums are float32. The states of a group's warps
-// are merged here, those of the splits by merge_splits.
+// Queries and softmax weights are rounded to the 16-bit type of keys and values, sums are float32. Here the states of a group's
+// warps are merged; merge_splits merges the split states.
 //
-// queries, k, v, out, lse, state, sinks: as nvidia/attention_prefill.cl has them with ARRAYS
-// part_ml  float [batch][N_Q_HEADS][n][N_SPLITS][2] (m, l), part_acc float [...][N_SPLITS][HEAD_DIM]: unused with one split
+// queries, k, v, out, lse, state, sinks: see nvidia/attention_prefill.cl with ARRAYS
+// part_ml  float [batch][N_Q_HEADS][n][N_SPLITS][2] (m, l), part_acc float [...][N_SPLITS][HEAD_DIM]: unused with a single split
 //
-// Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) of 32 WARPS; merge_splits (N_Q_HEADS, n, batch) of HEAD_DIM / 2.
+// Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) groups with 32 WARPS work-items; merge_splits (N_Q_HEADS, n,
+// batch) groups with HEAD_DIM / 2.
 // Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, SCALE, N_SPLITS, WARPS, OUT, LSE, ARRAYS (1), STRIDES,
-// KV_BLOCK_RANGES (1) and its own. All queries have the first record of their batch. For pages, of a multiple of 16 keys, see
-// kv_address.cl. Local memory: WARPS (32 HEAD_DIM + 64) bytes.
+// KV_BLOCK_RANGES (1) and the range constants. All queries use their batch's first record. For pages, a multiple of 16 keys each,
+// see kv_address.cl. Local memory: WARPS (32 HEAD_DIM + 64) bytes.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(SCALE) || !defined(N_SPLITS) || \
     !defined(WARPS) || !defined(OUT) || !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS) || !ARRAYS || \
     !KV_BLOCK_RANGES
@@ -41,15 +42,15 @@
 #define STEP 16
 #define CHUNK 64
 #define GROUP_SIZE (N_Q_HEADS / N_KV_HEADS)
-#define KEY_PARTS (HEAD_DIM / 32)    // 16 bytes that a lane has of a key
-#define VALUE_PARTS (HEAD_DIM / 64)  // and of a value
+#define KEY_PARTS (HEAD_DIM / 32)    // 16-byte parts per lane and key
+#define VALUE_PARTS (HEAD_DIM / 64)  // 16-byte parts per lane and value
 
 inline void store_value_f32(__global f32_t* y, const float v) { *y = v; }
 inline void store_value_f16(__global f16_t* y, const float v) { *y = (f16_t)narrow_f16(v, 0.0f); }
 inline void store_value_bf16(__global bf16_t* y, const float v) { *y = (bf16_t)narrow_bf16(v, 0.0f); }
 
-// Where a warp is in the keys of its rows: 16 from j on. Of the chunks of all ranges, one after the other, it takes every
-// `stride`-th. end: of the chunk; range (0, 0): no more.
+// A warp's position in its rows' keys: 16 keys from j on. The warp takes every `stride`-th chunk, counted over all ranges. end: the
+// chunk's end; range (0, 0): finished.
 typedef struct {
     int j, end, stride;
     int2 range;
@@ -77,7 +78,7 @@ inline key_place place_after(key_place at, kv_block_ranges* left) {
 #define PAGE_AT(at) ((at).range.y > 0 ? kv_page(state, (at).j) : 0)
 #define ROW_AT(page, at) ((at).range.y > 0 ? row_in_page(page, (at).j) : 0)
 
-// The 16 keys from `row` on of which n_keys exist: the lane's parts of keys lane / 4 and lane / 4 + 8.
+// Loads the lane's parts of keys lane / 4 and lane / 4 + 8, from 16 keys at `row`, of which n_keys exist.
 inline void load_keys(uint4 k[2][KEY_PARTS], __global const CAT(KV, _t)* keys, const int row, const int stride, const int n_keys,
                       const int lane) {
 #pragma unroll
@@ -88,7 +89,7 @@ inline void load_keys(uint4 k[2][KEY_PARTS], __global const CAT(KV, _t)* keys, c
     }
 }
 
-// Their values: the lane's parts of keys 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, t = lane % 4.
+// Loads the lane's parts of values 2 t, 2 t + 1, 2 t + 8 and 2 t + 9, t = lane % 4.
 inline void load_values(uint4 v[4][VALUE_PARTS], __global const CAT(KV, _t)* values, const int row, const int stride,
                         const int n_keys, const int lane) {
 #pragma unroll
@@ -131,7 +132,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
         q_idx[i] = position + row / GROUP_SIZE;
         heads[i] = kv_head * GROUP_SIZE + row % GROUP_SIZE;
     }
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};  // l: of the lane's keys only
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};  // l: the lane's keys only
     float4 acc[VALUE_PARTS * 4];
 #pragma unroll
     for (int i = 0; i < VALUE_PARTS * 4; ++i) acc[i] = 0;
@@ -156,9 +157,9 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
             }
             if (next.range.y > 0) load_keys(k, k_cache, next_row, k_stride, next.range.y - next.j, lane);
             const key_place after_next = place_after(next, &left);
-            next_page = PAGE_AT(after_next);  // asked for a step before its address is needed
+            next_page = PAGE_AT(after_next);  // requested a step before the address is needed
 
-            // s: key g of rows 2 t and 2 t + 1, then key g + 8.
+            // s: key g for rows 2 t and 2 t + 1, then key g + 8.
             float scores[4] = {s.x * (float)(SCALE), s.y * (float)(SCALE), s.z * (float)(SCALE), s.w * (float)(SCALE)};
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
@@ -204,7 +205,7 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
         }
     }
 
-    // acc[4 c + i]: columns 64 c + 8 g + 2 i of rows 2 t and 2 t + 1, then the columns after them.
+    // acc[4 c + i]: columns 64 c + 8 g + 2 i for rows 2 t and 2 t + 1, then the following columns.
 #pragma unroll
     for (int i = 0; i < 2; ++i)
         for (int mask = 4; mask <= 16; mask *= 2) l[i] += shuffle_xor(l[i], mask);

@@ -1,27 +1,26 @@
 // Flash attention for the tokens of a step on the matrix units of NVIDIA GPUs (sm_80 and later).
-// Formula and arguments as in cpu/attention_prefill.cl. With a 16-bit cache queries and softmax weights are rounded to its
-// type. With a float32 cache an operand x is the sum of two tf32 numbers, h (x rounded) and x - h, and a product three of
-// them, h h' + h (x' - h') + (x - h) h', so that results are as those of float32 (Ootomo and Yokota, "Recovering single
+// Formula and arguments as in cpu/attention_prefill.cl. With a 16-bit cache, queries and softmax weights are rounded to the cache's
+// type. With a float32 cache, an operand x is the sum of two tf32 numbers, h (x rounded) and x - h, and a product is the sum of
+// three products, h h' + h (x' - h') + (x - h) h': results are as precise as float32 (Ootomo and Yokota, "Recovering single
 // precision accuracy from Tensor Cores", 2022); values must be finite. Sums are float32.
 //
-// A work-group takes BLOCK_M query rows of one head, a warp 16 of them: queries, scores, weights and output of a row stay in
-// its registers; keys and values go through local memory, the next keys while the values are multiplied. KEY_SPLITS warps
-// have the same rows and BLOCK_N / KEY_SPLITS of the keys of a step each; the states of a row are merged at the end.
+// A work-group takes BLOCK_M query rows of one head, a warp 16 rows: a row's queries, scores, weights and output stay in registers;
+// keys and values go through local memory, and the next keys are copied while values are multiplied. KEY_SPLITS warps have the same
+// rows and BLOCK_N / KEY_SPLITS different keys per step; a row's states are merged at the end.
 //
-//   local memory, 16-byte pieces, key tile i, dimension d, piece c of K's row, key j, piece c of V's row:
+//   local memory, 16-byte pieces: key tile i, dimension d, piece c in K's row, key j, piece c in V's row:
 //     16 bits  K  (i HEAD_DIM + d) 2 + (c ^ d / 4 % 2)           V  j HEAD_DIM / 8 + (c ^ j % 8)
 //     32 bits  K  (i HEAD_DIM + d) 4 + (c ^ d / 2 % 2 * 2)       V  j HEAD_DIM / 4 + (c ^ j / 2 % 4 * 2)
-//     K of arrays, key j, piece c of its row:  j pieces of a row + (c ^ j % 8)
+//     K in arrays, key j, piece c in the row:  j pieces per row + (c ^ j % 8)
 //
-// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM] as they lie in memory: see
-// nvidia/attention_arrays.cl.
+// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM], read in place: see nvidia/attention_arrays.cl.
 //
-// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of 2 BLOCK_M KEY_SPLITS; the longest rows are taken first.
-// Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of BLOCK_N),
-// SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (32, 64 or 128), BLOCK_N (a multiple of 16 KEY_SPLITS),
-// KEY_SPLITS, DV_TILE (HEAD_DIM).
-// Local memory: two tiles of BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each
-// row and further split. For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
+// Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) with 2 BLOCK_M KEY_SPLITS work-items; the longest rows come first.
+// Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, constants for query_address.cl, CAPACITY (a multiple of
+// BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (32, 64 or 128), BLOCK_N (a multiple of 16 KEY_SPLITS), KEY_SPLITS, DV_TILE
+// (HEAD_DIM).
+// Local memory: two tiles with BLOCK_N HEAD_DIM values, at least 4 BLOCK_M HEAD_DIM (KEY_SPLITS - 1) bytes; 32 bytes for each row
+// and further split. For pages of keys and values see kv_address.cl, for runs of several sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
     !defined(LSE) || !defined(KEY_SPLITS) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
@@ -53,16 +52,16 @@
 #include "nvidia/attention_arrays.cl"
 #include "common/query_block.cl"
 
-// With a slope along the keys scores get their factors first, and keep them.
+// With a slope along the keys, scores get their factors first, and keep them.
 #define FIRST_SCALE ((float)(SCALE) * (HAS_KEY_SLOPE ? SCORE_UNIT * SCORE_FACTOR : 1.0f))
 #define SPLIT_ITEMS (2 * BLOCK_M)
 #define GROUP_ITEMS (SPLIT_ITEMS * KEY_SPLITS)
-#define OWN_KEYS (BLOCK_N / KEY_SPLITS)  // of a step, a warp's
+#define OWN_KEYS (BLOCK_N / KEY_SPLITS)  // keys per step and warp
 #define PIECE (16 / KV_BYTES)  // values in 16 bytes
 #define TILE_PIECES (BLOCK_N * HEAD_DIM / PIECE)
 
-// A work-item copies every GROUP_ITEMS-th piece of a tile: `from` is its first, and where that goes in local memory is
-// swapped_key_piece or swapped_value_piece; as many rows further on, the swapping is the same.
+// A work-item copies every GROUP_ITEMS-th piece of a tile: `from` is the first. swapped_key_piece or swapped_value_piece give the
+// place in local memory; COPY_ROWS rows further on, the swap is the same.
 #define COPIES (TILE_PIECES / GROUP_ITEMS)
 #define ROW_PIECES (HEAD_DIM / PIECE)
 #if GROUP_ITEMS / ROW_PIECES % 8 != 0 || TILE_PIECES % GROUP_ITEMS != 0
@@ -71,7 +70,7 @@
 #if OWN_KEYS % 16 != 0
 #error "nvidia/attention_prefill.cl: BLOCK_N is a multiple of 16 KEY_SPLITS"
 #endif
-#define COPY_ROWS (GROUP_ITEMS / ROW_PIECES)  // of all work-items at once
+#define COPY_ROWS (GROUP_ITEMS / ROW_PIECES)  // rows copied at once by all work-items
 inline int swapped_key_piece(const int piece) {
     return piece ^ (ARRAYS ? piece / ROW_PIECES & 7 : KV_BYTES == 4 ? (piece >> 2) & 2 : (piece >> 3) & 1);
 }
@@ -84,15 +83,15 @@ inline void fetch_keys(const uint to, __global const CAT(KV, _t)* from) {
 }
 #endif
 
-// Rows, `stride` values apart. Those past the last one become zero: a weight of 0 times whatever the cache holds there must be
-// 0. key: of the first piece.
+// Copies rows, `stride` values apart. Rows past the end become zero, because a weight of 0 times the cache's content there must be
+// 0. key: the first piece's key.
 inline void fetch_rows(const uint to, __global const CAT(KV, _t)* from, const int stride, const int key, const int n_keys) {
 #pragma unroll
     for (int i = 0; i < COPIES; ++i)
         copy16_async(to + i * GROUP_ITEMS * 16, from + (long)stride * (i * COPY_ROWS), key + i * COPY_ROWS < n_keys);
 }
 
-// ---- the products of a warp: 16 queries by OWN_KEYS keys, and 16 queries by HEAD_DIM columns of the values ----
+// ---- a warp's products: 16 queries by OWN_KEYS keys, and 16 queries by HEAD_DIM value columns ----
 
 #if KV_BYTES == 2
 #define QUERY_PARTS (HEAD_DIM / 16)
@@ -159,8 +158,7 @@ inline query_part load_query(__global const QUERY_T* a, __global const QUERY_T* 
     return (float4)(a[i], b[i], a[i + 4], b[i + 4]);
 }
 
-// c[n] += a[n parts / 8] b[n] for 8 blocks of 8 columns, one of the three terms after the other, so that no product waits for
-// the one before it.
+// c[n] += a[n parts / 8] b[n] for 8 blocks of 8 columns, term after term, so that no product waits for the previous product.
 #define BLOCKS 8
 inline void multiply_float32(float4* c, const float4* a, const float2* b, const int parts) {
     float4 high[BLOCKS];
@@ -177,13 +175,13 @@ inline void multiply_float32(float4* c, const float4* a, const float2* b, const 
     for (int n = 0; n < BLOCKS; ++n) mma_tf32(&c[n], high[n * parts / BLOCKS], b_high[n]);
 }
 
-// Sums over every PARTS-th 8 dimensions are kept apart until the end, which makes 8 blocks of the few that a warp has.
+// Sums over every PARTS-th 8 dimensions stay separate until the end: this gives 8 independent blocks even if a warp has fewer.
 #define KEY_BLOCKS (OWN_KEYS / 8)
 #define PARTS (BLOCKS / KEY_BLOCKS)
 inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k_tile, const int lane) {
     const int t = lane % 4, swapped = (t & 2) * 4;
 #if ARRAYS
-    const __local float* pieces[8];  // of the lane's key in 8, by piece of a row % 8
+    const __local float* pieces[8];  // for the lane's key in 8, by piece of a row % 8
 #pragma unroll
     for (int n = 0; n < 8; ++n) pieces[n] = (const __local float*)k_tile + lane / 4 * HEAD_DIM + (n ^ lane / 4) * 4 + t;
 #else
@@ -215,8 +213,8 @@ inline void multiply_keys(float4* s, const query_part* q, const __local uint4* k
     for (int n = KEY_BLOCKS; n < BLOCKS; ++n) s[n % KEY_BLOCKS] += sum[n];
 }
 
-// Within 8 keys the order of a sum is free: column t of the weights' fragment is key 2 t, column t + 4 key 2 t + 1, which are
-// what the lane has. The matrix units cut sums off where float32 would round them: they only make the sums of a step.
+// Within 8 keys the order of a sum is free: column t of the weight fragment is key 2 t, column t + 4 is key 2 t + 1, matching the
+// lane's own scores. The matrix units truncate sums where float32 would round: they only compute sums within a step.
 inline void multiply_values(float4* acc, const float4* s, const __local uint4* v_tile, const int lane) {
     const int t = lane % 4;
     const __local float* values[4];  // by block of 8 columns % 4
@@ -252,14 +250,14 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     __local uint4 tiles[2 * TILE_PIECES];
     __local uint4 *k_tile = tiles, *v_tile = tiles + TILE_PIECES;
     const int item = get_local_id(0), lane = item % WARP, warp = item % SPLIT_ITEMS / WARP;
-    const int first_key = KEY_SPLITS == 1 ? 0 : item / SPLIT_ITEMS * OWN_KEYS;  // of a step
+    const int first_key = KEY_SPLITS == 1 ? 0 : item / SPLIT_ITEMS * OWN_KEYS;  // within a step
     const uint to_keys = local_address(k_tile + swapped_key_piece(item));
     const uint to_values = local_address(v_tile + swapped_value_piece(item));
     const int head = get_group_id(0), batch = get_group_id(2);
     const query_block block = query_block_at(state, LONGEST_FIRST((int)get_group_id(1), (int)get_num_groups(1)));
     const int t0 = block.t0, position = block.position, n = block.n;
     const int kv_head = head / (N_Q_HEADS / N_KV_HEADS), sequence = batch + MOD_SEQUENCE(block.state);
-    const int key_of_item = item / ROW_PIECES;  // in a tile, of the first piece that it copies
+    const int key_of_item = item / ROW_PIECES;  // in a tile, for the item's first copied piece
     const int k_stride = ROW_STRIDE(KEYS), v_stride = ROW_STRIDE(VALUES);
     k_cache += first_row(KEYS, batch, kv_head);
     v_cache += first_row(VALUES, batch, kv_head);
@@ -276,7 +274,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #endif
     if (t0 >= n) return;
 
-    // The lane's two rows, and the first of its two columns in every 8.
+    // The lane's two rows, and its first of two columns in every 8.
     const int t_first = t0 + warp * 16 + lane / 4, column = 2 * (lane % 4);
     const int rows[2] = {min(t_first, n - 1), min(t_first + 8, n - 1)};
     const int seen_rows[2] = {position + rows[0], position + rows[1]};
@@ -284,7 +282,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #pragma unroll
     for (int i = 0; i < QUERY_PARTS; ++i)
         q[i] = load_query(queries + (size_t)rows[0] * ROW_STRIDE(QUERIES), queries + (size_t)rows[1] * ROW_STRIDE(QUERIES), i, lane);
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};  // l: of the lane's columns only
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.0f, 0.0f};  // l: the lane's columns only
     float4 acc[HEAD_DIM / 8];
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 8; ++i) acc[i] = 0;
@@ -306,7 +304,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             const int seen_as = class_of(tile, sequence, head, group_rows MOD_ARGS);
             fetch_rows(to_values, v_cache + (long)row * v_stride, v_stride, key_of_item, n_keys);
             copy_commit();
-            // A page is asked for a step before its address is needed.
+            // The page is requested a step before the address is needed.
             const int next_row = opaque(row_in_page(next_page, next.j));
             const tile_coord after_next = TILE_AFTER(next);
             next_page = PAGE_OF(after_next);
@@ -332,7 +330,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
                 float top = -INFINITY;
 #pragma unroll
                 for (int i = 0; i < OWN_KEYS / 8; ++i) top = fmax(top, fmax(scores[4 * i + 2 * h], scores[4 * i + 2 * h + 1]));
-                top += terms.bias[h];  // which differs in the lanes of a row
+                top += terms.bias[h];  // bias differs between the lanes of a row
                 top = fmax(top, shuffle_xor(top, 1));
                 top = fmax(m[h], fmax(top, shuffle_xor(top, 2)));
                 const float shrink = softmax_weight(m[h], top);
@@ -363,7 +361,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         }
     }
 #if KEY_SPLITS > 1
-    // The warps that had other keys give their states, work-item by work-item.
+    // Warps with other keys hand over their states, work-item by work-item.
     __local float4 states[GROUP_ITEMS - SPLIT_ITEMS];
     __local float4* sums = (__local float4*)tiles + item % SPLIT_ITEMS;
     const int split = item / SPLIT_ITEMS;

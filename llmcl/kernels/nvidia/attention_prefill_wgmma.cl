@@ -1,24 +1,24 @@
 // Flash attention for the tokens of a step on the matrix units of Hopper GPUs, by asynchronous warpgroup products (wgmma).
-// Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights are rounded to the 16 bits of keys and
-// values, sums are float32. Source: Shah et al., "FlashAttention-3" (2024): scores of the next keys are computed while the
-// present values are multiplied, and the softmax of one warpgroup ranges beside the products of the other.
+// Formula and arguments as in cpu/attention_prefill.cl; queries and softmax weights are rounded to the 16-bit type of keys and
+// values, sums are float32. Source: Shah et al., "FlashAttention-3" (2024): the next keys' scores are computed during the product
+// with the current values, and one warpgroup's softmax overlaps with the other's products.
 //
-// Each work-group stays on its compute unit and takes one item after the other: BLOCK_M = 128 query rows of one head. Two
-// warpgroups have 64 rows each; scores, weights and output of a row stay in a warp's registers. A third one copies keys and
-// values, BLOCK_N = 128 of them a tile, into STAGES buffers each in local memory, those of the next item, too, while the
-// output of an item is written; it alone asks which tiles a mask hides.
+// Each work-group stays on a compute unit and takes one item after the other: BLOCK_M = 128 query rows of one head. Two warpgroups
+// have 64 rows each; a row's scores, weights and output stay in a warp's registers. A third warpgroup copies keys and values,
+// BLOCK_N = 128 keys per tile, into STAGES buffers each in local memory. It copies the next item's data while the others write an
+// item's output, and it alone asks which tiles a mask hides.
 //
-//            local memory:  Q  8 rows x 8 columns a block, [16][HEAD_DIM / 8][8][8]              (NO_SWIZZLE of wgmma.cl)
+//            local memory:  Q  8 rows x 8 columns a block, [16][HEAD_DIM / 8][8][8]              (NO_SWIZZLE in wgmma.cl)
 //                           K  key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
 //                           V  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128                     (SWIZZLE_128)
 //
-// nvidia/attention_arrays_wgmma.cl does the same for arrays as they lie in memory.
+// nvidia/attention_arrays_wgmma.cl does the same for arrays, read in place.
 //
-// Index space: groups (any number, 1, batch) of 384; each takes items in turns, those with the longest rows first. With ORDER (an
-// expression; needs KV_BLOCK_RANGES) they are block N_Q_HEADS + head in ranges[ORDER ..].
-// Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, those of query_address.cl, CAPACITY (a multiple of 64),
-// SCALE, KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With PACKED_OUT (one batch, tokens first) out is
-// OUT (f16 or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8]: what the next product takes (pack_activations.cl).
+// Index space: groups (any number, 1, batch) with 384 work-items; each group takes items in turns, the longest rows first. With
+// ORDER (an expression; needs KV_BLOCK_RANGES) the items are block N_Q_HEADS + head in ranges[ORDER ..].
+// Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, constants for query_address.cl, CAPACITY (a multiple of 64), SCALE,
+// KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM). With PACKED_OUT (one batch, tokens first) out is OUT (f16
+// or bf16) [ceil(n/128) 16][N_Q_HEADS HEAD_DIM / 8][8][8], the next product's input (pack_activations.cl).
 // Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl, for runs of several
 // sequences query_block.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
@@ -37,7 +37,7 @@
 #include "common/kv_address.cl"
 #include "nvidia/key_tiles.cl"
 #include "nvidia/quick_exponent.cl"
-#undef HAS_KEY_SLOPE  // its rows have no bias
+#undef HAS_KEY_SLOPE  // the rows have no bias here
 #include "nvidia/fragment_scores.cl"
 #include "nvidia/attention_arrays.cl"
 #include "common/query_block.cl"
@@ -48,24 +48,24 @@
 #define STAGES 2
 #define CONSUMER_WARPS 8
 #define PRODUCER_WARPS 4
-#define MORE_REGISTERS 232  // of a consumer's work-item; with FEWER_REGISTERS of a producer's they are those of a compute unit
+#define MORE_REGISTERS 232  // per consumer work-item; with the producers' FEWER_REGISTERS, all of a compute unit's
 #define FEWER_REGISTERS 40
 #define GROUP_ITEMS ((CONSUMER_WARPS + PRODUCER_WARPS) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
-#define PART_KEYS (BLOCK_N * 2 / PRODUCER_WARPS)  // of a tile that a warp copies; at most 64, they surely lie in one page
-#define COPY_ROWS (256 / HEAD_DIM)  // that a warp copies at once
+#define PART_KEYS (BLOCK_N * 2 / PRODUCER_WARPS)  // keys per tile copied by a warp; at most 64, so they lie in a single page
+#define COPY_ROWS (256 / HEAD_DIM)  // rows copied at once by a warp
 #if HEAD_DIM == 128
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128
 #else
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_64
 #endif
-// The unit of scores in the matrix units' sums: without a score_mod they need no factor but that of the exponential.
+// The unit of scores in the matrix units' sums: without a score_mod, scores only need the exponential's factor.
 #define SCALED_FIRST (HAS_SCORE_MOD || !(SCALE > 0.0f))
 #define EXPONENT_SCALE (SCALED_FIRST ? LOG2E : (float)(SCALE)*LOG2E)
 
 #include "nvidia/prefill_items.cl"
 
-// The scores of a tile, in units of EXPONENT_SCALE, masked and modified.
+// Masks and modifies a tile's scores, in units of EXPONENT_SCALE.
 inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int sequence, const int head, const int rows[2], const int column,
                         const int first_row MOD_PARAMS) {
     const bool whole = t.seen_as == TILE_FULL && (KV_BLOCK_RANGES ? t.n_keys == BLOCK_N : t.first + BLOCK_N <= first_row + 1);
@@ -78,8 +78,8 @@ inline void mask_scores(float s[BLOCK_N / 2], const tile t, const int sequence, 
                   head, rows, t.first + column, t.first + t.n_keys, t.seen_as, whole MOD_ARGS);
 }
 
-// Scores become softmax weights; m and l of the lane's two rows (l: of its columns only) move on, and with them
-// `shrink`, what the output so far is to be multiplied by.
+// Turns scores into softmax weights, updates m and l for the lane's two rows (l: its columns only), and sets `shrink`, the factor
+// for the output so far.
 inline void update_softmax(float s[BLOCK_N / 2], float m[2], float l[2], float shrink[2]) {
     float top[4] = {m[0], m[1], s[1], s[3]}, from[2], sums[4] = {0.0f, 0.0f, 0.0f, 0.0f};
 #pragma unroll
@@ -94,7 +94,7 @@ inline void update_softmax(float s[BLOCK_N / 2], float m[2], float l[2], float s
         top[h] = fmax(top[h], top[2 + h]);
         top[h] = fmax(top[h], shuffle_xor(top[h], 1));
         top[h] = fmax(top[h], shuffle_xor(top[h], 2));
-        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row that has seen no key yet
+        from[h] = top[h] == -INFINITY ? 0.0f : top[h] * EXPONENT_SCALE;  // a row without keys so far
         shrink[h] = exp2_quick(m[h] * EXPONENT_SCALE - from[h]);
         m[h] = top[h];
     }
@@ -107,10 +107,10 @@ inline void update_softmax(float s[BLOCK_N / 2], float m[2], float l[2], float s
     for (int h = 0; h < 2; ++h) l[h] = l[h] * shrink[h] + (sums[2 * h] + sums[2 * h + 1]);
 }
 
-// ---- copies of a warp ----
+// ---- a warp's copies ----
 
-// PART_KEYS rows of HEAD_DIM values, `stride` values apart, to where row 0 is to be, as ROWS_128 and SWIZZLE_128 have them. Rows
-// past the last one become zero: a weight of 0 times whatever memory holds there must be 0.
+// Copies PART_KEYS rows with HEAD_DIM values, `stride` values apart, to row 0's place, in the layouts ROWS_128 and SWIZZLE_128.
+// Rows past the end become zero, because a weight of 0 times the memory's content there must be 0.
 inline void copy_rows(const uint to, __global const CAT(KV, _t)* from, const int stride, const int n_rows, const int lane) {
     const int first = lane / (HEAD_DIM / 8), c = lane % (HEAD_DIM / 8);
     const uint to_column = to + c / 8 * (BLOCK_N * 128) + first * 128;
@@ -122,7 +122,7 @@ inline void copy_rows(const uint to, __global const CAT(KV, _t)* from, const int
                      from_column + (long)opaque(stride) * (i * COPY_ROWS), i * COPY_ROWS < left);
 }
 
-// PART_KEYS keys of a cache's tiles, as SWIZZLE_32 has them. Tiles without any key need not be there.
+// Copies PART_KEYS keys from a cache's tiles, in the layout SWIZZLE_32. Tiles without any key need not exist.
 inline void copy_key_tiles(const uint to, __global const CAT(KV, _t)* from, const int n_keys, const int lane) {
     const uint to_piece = to + (lane ^ ((lane >> 3) & 1)) * 16;
 #pragma unroll
@@ -130,7 +130,7 @@ inline void copy_key_tiles(const uint to, __global const CAT(KV, _t)* from, cons
         copy16_async(to_piece + i * 512, from + lane * 8 + i * 256, i / (HEAD_DIM / 16) * 16 < n_keys);
 }
 
-// ---- a warp's 16 queries: rows lane / 4 and 8 further on in float32, or as they lie 8 rows x 4 pieces of 16 bytes at once ----
+// ---- a warp's 16 queries: rows lane / 4 and 8 further on in float32, or 8 rows x 4 pieces of 16 bytes at once, in memory order ----
 
 #define QUERY_WORDS (HEAD_DIM / 4)
 inline void load_queries(uint q[QUERY_WORDS], __global const float* queries, __global const int* state, const int batch,
@@ -148,10 +148,10 @@ inline void load_queries(uint q[QUERY_WORDS], __global const float* queries, __g
 }
 inline void put_queries(const uint to, const uint q[QUERY_WORDS], const int lane) {
 #pragma unroll
-    for (int i = 0; i < QUERY_WORDS; ++i) store4_local(to + i * 128 + lane * 4, q[i]);  // a block is 128 bytes
+    for (int i = 0; i < QUERY_WORDS; ++i) store4_local(to + i * 128 + lane * 4, q[i]);  // a block has 128 bytes
 }
 
-// Output and lse of the lane's rows t and t + 8; their states become those of rows that have seen no key.
+// Writes output and lse for the lane's rows t and t + 8, and resets their states.
 inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
                        const int head, const int t_first, const int n, const int lane MAX_SCORES_PARAM SINKS_PARAM) {
 #pragma unroll
@@ -194,7 +194,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     __local ulong mbarriers[4 * STAGES];
     __local tile tiles[STAGES];
     const uint qs = local_address(buffers), ks = qs + BLOCK_M * HEAD_DIM * 2, vs = ks + STAGES * TILE_BYTES;
-    // Keys and values of a stage there, and done with.
+    // Barriers per stage: keys and values full, and empty.
     const uint k_full = local_address(mbarriers), k_empty = k_full + 8 * STAGES, v_full = k_empty + 8 * STAGES;
     const uint v_empty = v_full + 8 * STAGES;
     const int lane = get_local_id(0) % WARP, warp = get_local_id(0) / WARP;
@@ -211,7 +211,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 
     if (warp >= CONSUMER_WARPS) {
         WGMMA_FEWER_REGISTERS(FEWER_REGISTERS);
-        const bool of_keys = warp < CONSUMER_WARPS + PRODUCER_WARPS / 2;  // else of values
+        const bool of_keys = warp < CONSUMER_WARPS + PRODUCER_WARPS / 2;  // otherwise values
         const int part = warp % (PRODUCER_WARPS / 2) * PART_KEYS;
         const int row_stride = of_keys ? ROW_STRIDE(KEYS) : ROW_STRIDE(VALUES);
         const uint to = (of_keys ? ks : vs) + part * (of_keys ? HEAD_DIM * 2 : 128);
@@ -221,7 +221,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         item next_item = TAKE(0);
         for (int turn = 1; next_item.t0 >= 0; ++turn) {
             const item it = next_item;
-            next_item = TAKE(turn);  // asked for before it is needed
+            next_item = TAKE(turn);  // requested before it is needed
             const int kv_head = it.head / (N_Q_HEADS / N_KV_HEADS);
             __global const CAT(KV, _t)* from = of_keys ? k_cache : v_cache;
             from += of_keys ? first_row(KEYS, batch, kv_head) : first_row(VALUES, batch, kv_head);
@@ -232,7 +232,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             tile_coord at = {0, (int2)(0)};
             at = tile_after(at, &left, sequence, it.head, group_rows MOD_ARGS);
             int last;
-            do {  // once without any key, too: the consumers wait for a tile
+            do {  // at least once, even without a key: the consumers wait for a tile
                 const int n_keys = at.range.y > 0 ? min(BLOCK_N, at.range.y - at.j) : 0;
                 const int row = n_keys > part ? kv_row(STATE_OF(it), at.j + part) : 0;
                 tile_coord next = at;
@@ -263,7 +263,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     }
 
     WGMMA_MORE_REGISTERS(MORE_REGISTERS);
-    const int team = warp / 4, column = 2 * (lane % 4);  // the first of the lane's two columns in every 8
+    const int team = warp / 4, column = 2 * (lane % 4);  // the lane's first of two columns in every 8
 #define ROWS_BARRIER (1 + team)
     const uint q_low = OPERAND_LOW(qs + team * (64 * HEAD_DIM * 2), 128);
 #define Q_OPERAND(i) OPERAND(q_low + (i) * 16, HEAD_DIM * 16, NO_SWIZZLE)
@@ -314,16 +314,16 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     WGMMA_WAIT(0);
     SETTLE_SCORES;
     for (int turn = 1;; ++turn) {
-        // The scores of the item's first keys are there.
+        // The scores for the item's first keys are complete.
         const item present = it;
         const int t_first = present.t0 + warp * 16 + lane / 4;
         const int rows[2] = {POSITION_OF(present) + min(t_first, END_OF(present) - 1),
                              POSITION_OF(present) + min(t_first + 8, END_OF(present) - 1)};
         const int first_row = POSITION_OF(present) + present.t0 + warp * 16;
-        it = TAKE(turn);  // asked for before it is needed
+        it = TAKE(turn);  // requested before it is needed
         tile keys = tiles[stage];
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is under way
+        for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is running
         if (lane == 0) mbarrier_arrive(k_empty + 8 * stage);
         mask_scores(s, keys, batch + MOD_SEQUENCE(STATE_OF(present)), present.head, rows, column, first_row MOD_ARGS);
         update_softmax(s, m, l, shrink);
@@ -353,7 +353,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             stage = next_stage;
             parity = next_parity;
         }
-        // The last values, and the first keys of the next item.
+        // The last values, and the next item's first keys.
         const int v_stage = stage;
         mbarrier_wait(v_full + 8 * stage, parity);
         wgmma_fence();
@@ -369,7 +369,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             return;
         }
         load_queries(q, queries, state, batch, it, it.t0 + warp * 16, END_OF(it), lane);
-        named_barrier(ROWS_BARRIER, WARPGROUP);  // all of the team's products with the queries before are done
+        named_barrier(ROWS_BARRIER, WARPGROUP);  // all of the team's products with the previous queries are complete
         put_queries(q_to, q, lane);
         local_fence_async();
         named_barrier(ROWS_BARRIER, WARPGROUP);

@@ -1,27 +1,28 @@
-// Attention of the tokens of a short prompt as a link of nvidia/few_rows_chain.cl. Rotates their queries and keys, appends keys and
-// values to the cache, attends to the cache and to themselves:
+// Attention for the tokens of a short prompt as a link in nvidia/few_rows_chain.cl. Rotates queries and keys, appends keys and
+// values to the cache, attends to the cache and to the new tokens:
 //
 //   out[t][h] = softmax(SCALE q[t][h] K^T) V over the keys at positions up to the token's
 //
-// Row r of a KV head is query r / GROUP_SIZE of its query head r % GROUP_SIZE. A warp has ROWS of them. The warps of a group share the
-// keys: first those of the step, from registers into local memory and by the first split also into the cache; then those of the cache
-// before it, of which a split has some, STAGE_KEYS at a time, copied while the ones before are multiplied, the first while the group
-// waits. Both products are those of the matrix units (mma.sync), keys and values their left operand; queries and softmax weights are
-// rounded to the cache's 16 bits, as in prefill. With g = lane / 4, t = lane % 4 a lane has the scores of keys g and g + 8 of a tile, and
-// dimensions g and g + 8 of each 16, for rows 2 t and 2 t + 1. The last group of a head and of rows merges what the splits have left.
+// Row r of a KV head is query r / GROUP_SIZE in query head r % GROUP_SIZE. A warp has ROWS rows. A group's warps share the keys.
+// First come the step's keys, from registers into local memory; the first split also appends them to the cache. Then come the
+// cached keys. A split has a share of them, STAGE_KEYS at a time: the next stage is copied during a stage's products, and the first
+// stage while the group waits. The matrix units do both products (mma.sync), with keys and values as the left operand. Queries and
+// softmax weights are rounded to the cache's 16-bit type, as in prefill. With g = lane / 4, t = lane % 4, a lane has the scores of
+// a tile's keys g and g + 8, and dimensions g and g + 8 in each 16, for rows 2 t and 2 t + 1. A head's last group for a block of
+// rows merges the split states.
 //
-// Local memory, in pieces of 16 bytes: key tile i, dimension d, half h of the 16 keys: (i HEAD_DIM + d) 2 + (h ^ d / 4 % 2); value j, 8
-// dimensions c: j HEAD_DIM / 8 + (c ^ j % 8). So eight neighbours that are read together lie in different banks.
+// Local memory, in 16-byte pieces: key tile i, dimension d, half h of the 16 keys: (i HEAD_DIM + d) 2 + (h ^ d / 4 % 2); value j, 8
+// dimensions c: j HEAD_DIM / 8 + (c ^ j % 8). Eight neighbours read together then lie in different banks.
 //
 // qkv       float [n][N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]        rope  float [n][HEAD_DIM], see rope_append.cl
-// part_ml   float [n GROUP_SIZE N_KV_HEADS][N_SPLITS][2]: m and l; part_acc: the same of [HEAD_DIM]
-// out       as store_attended.cl has it
+// part_ml   float [n GROUP_SIZE N_KV_HEADS][N_SPLITS][2]: m and l; part_acc: the same with [HEAD_DIM]
+// out       see store_attended.cl
 // arrivals  int [BLOCKS][N_KV_HEADS], 0 before and after: groups that have left their states
 // sinks     float [N_Q_HEADS], with HAS_SINKS: see online_softmax.cl
 //
-// Groups: N_KV_HEADS by BLOCKS, ceil(n GROUP_SIZE / (ROWS WARPS)), by N_SPLITS. Build: KV (f16 or bf16), HEAD_DIM (a multiple of 64),
-// N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, MAX_ROWS (tokens of a step), N_SPLITS (16 or 32), WARPS. Local memory: HEAD_DIM times
-// 512 + 16 WARPS + 64 for each 16 tokens of a step. For pages of keys and values, of a multiple of STAGE_KEYS, see kv_address.cl.
+// Groups: N_KV_HEADS by BLOCKS, ceil(n GROUP_SIZE / (ROWS WARPS)), by N_SPLITS. Build: KV (f16 or bf16), HEAD_DIM (a multiple of
+// 64), N_Q_HEADS, N_KV_HEADS, CAPACITY, SCALE, MAX_ROWS (tokens per step), N_SPLITS (16 or 32), WARPS. Local memory: HEAD_DIM times
+// 512 + 16 WARPS + 64 for each 16 tokens in a step. For pages of keys and values, a multiple of STAGE_KEYS each, see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(MAX_ROWS) || !defined(N_SPLITS) || !defined(WARPS) || !defined(STATE_POSITION) || \
     !defined(STATE_N_TOKENS)
@@ -41,18 +42,18 @@
 #define KEY_TILE 16
 #define STAGES 4
 #define STAGE_KEYS 32
-#define SPLIT_KEYS 64  // before there is a further split
-#define MERGED 16      // states of a row that are asked for at once
+#define SPLIT_KEYS 64  // minimum keys before adding a split
+#define MERGED 16      // row states requested at once
 #define GROUP_SIZE (N_Q_HEADS / N_KV_HEADS)
 #define ROW_VALUES ((N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM)
 #define STEPS (HEAD_DIM / 16)
 #define ROW_PIECES (HEAD_DIM / 8)
 #define TILE_BYTES (KEY_TILE * HEAD_DIM * 2)
-#define STAGE_BYTES (STAGE_KEYS * HEAD_DIM * 2)  // of keys, and of values
-#define COPY_KEYS (LOCAL_SIZE / ROW_PIECES)      // of all work-items at once
+#define STAGE_BYTES (STAGE_KEYS * HEAD_DIM * 2)  // for keys, and for values
+#define COPY_KEYS (LOCAL_SIZE / ROW_PIECES)      // keys copied at once by all work-items
 #define NEW_TILES ((MAX_ROWS + KEY_TILE - 1) / KEY_TILE)
 #define LOCAL_SIZE (WARP * WARPS)
-#define NEW_EACH (NEW_TILES * KEY_TILE * (HEAD_DIM / 2) / LOCAL_SIZE)  // pairs of dimensions of a work-item
+#define NEW_EACH (NEW_TILES * KEY_TILE * (HEAD_DIM / 2) / LOCAL_SIZE)  // pairs of dimensions per work-item
 
 #if HEAD_DIM % 64 || COPY_KEYS % 8
 #error "nvidia/attention_short_prompt.cl: HEAD_DIM is a multiple of 64, of which the work-items copy eights of keys"
@@ -60,14 +61,14 @@
 
 #define PAGE_AT(key) ((key) < end ? kv_page(state, key) : 0)
 
-// Of a warp's rows: a lane's two. l: of the lane's keys only.
+// The state of a lane's two rows. l: the lane's keys only.
 typedef struct {
     float m[2], l[2];
     float4 acc[STEPS];
 } row_states;
 
-// Starts the copy of a head's keys and values from position `first` on, of those before `end`; zeros for values past them.
-// page: of the first of them.
+// Starts the copy of a head's keys and values from position `first` to before `end`; values past the end become zero. page: the
+// page of the first key.
 inline void copy_stage(const uint to, __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, const int page,
                        const int first, const int end, const int lid) {
     if (first < end) {
@@ -75,7 +76,7 @@ inline void copy_stage(const uint to, __global const CAT(KV, _t)* k_cache, __glo
         const int key = first + lid / ROW_PIECES;
         const uint to_keys = to + (lid ^ (lid >> 3 & 1)) * 16, to_values = to + STAGE_BYTES + (lid ^ lid / ROW_PIECES % 8) * 16;
 #pragma unroll
-        for (int i = 0; i < STAGE_BYTES / 16 / LOCAL_SIZE; ++i) {  // whole eights of keys further on: swapped alike
+        for (int i = 0; i < STAGE_BYTES / 16 / LOCAL_SIZE; ++i) {  // further on by a multiple of 8 keys, so the swap is the same
             copy16_async(to_keys + i * LOCAL_SIZE * 16, k_cache + at + i * LOCAL_SIZE * 8, true);
             copy16_async(to_values + i * LOCAL_SIZE * 16, v_cache + at + i * LOCAL_SIZE * 8, key + i * COPY_KEYS < end);
         }
@@ -83,11 +84,11 @@ inline void copy_stage(const uint to, __global const CAT(KV, _t)* k_cache, __glo
     copy_commit();
 }
 
-// Adds a tile to the warp's states. seen: how many of its keys the lane's rows see.
+// Adds a tile to the warp's states. seen: the number of keys visible to each of the lane's rows.
 inline void attend_tile(row_states* s, __local const uint2 (*q)[WARP], const uint keys, const uint values, const int2 seen,
                         const int lane) {
     const int g = lane / 4, of_eight = lane % 8;
-    // A lane names a row of one of four 8 x 8 matrices: 8 keys (lower or upper half) of a dimension, 8 dimensions of a value.
+    // A lane names a row in one of four 8 x 8 matrices: 8 keys (lower or upper half) in a dimension, 8 dimensions in a value.
     const int dim = of_eight + lane / 16 * 8, half_row = (lane / 8 ^ dim / 4) & 1, key = of_eight + lane / 16 * 8;
     float4 products[2] = {0.0f, 0.0f};
 #pragma unroll 1
@@ -100,7 +101,7 @@ inline void attend_tile(row_states* s, __local const uint2 (*q)[WARP], const uin
         }
     }
     const float4 sums = (products[0] + products[1]) * (float)(SCALE);
-    float scores[4] = {sums.x, sums.y, sums.z, sums.w};  // of key g and both rows, then of key g + 8
+    float scores[4] = {sums.x, sums.y, sums.z, sums.w};  // key g for both rows, then key g + 8
     float shrink[2];
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -125,7 +126,7 @@ inline void attend_tile(row_states* s, __local const uint2 (*q)[WARP], const uin
     }
 }
 
-// Asks for the lane's part of a row's query.
+// Requests the lane's part of a row's query.
 inline void ask_query(float2 x[STEPS][2], __global const float* query, const int lane) {
 #pragma unroll
     for (int i = 0; i < STEPS; ++i)
@@ -133,7 +134,7 @@ inline void ask_query(float2 x[STEPS][2], __global const float* query, const int
         for (int h = 0; h < 2; ++h) x[i][h] = load_shared_float2(query + 16 * i + 8 * h + 2 * (lane % 4));
 }
 
-// Leaves the fragments of a row's query, rotated.
+// Stores the fragments of a row's rotated query.
 inline void put_query(__local uint2 (*q)[WARP], const float2 x[STEPS][2], __local const float* rope, const int lane) {
     rope += 2 * (lane % 4);
 #pragma unroll
@@ -153,16 +154,16 @@ inline void put_query(__local uint2 (*q)[WARP], const float2 x[STEPS][2], __loca
     }
 }
 
-// Of the step's keys and values what a work-item has: pairs of dimensions `column` and HEAD_DIM / 2 further on.
+// A work-item's share of the step's keys and values: pairs of dimensions `column` and HEAD_DIM / 2 further on.
 typedef struct {
     float2 key[NEW_EACH], value[NEW_EACH];
-    int row[NEW_EACH];  // of the cache; below 0: none
+    int row[NEW_EACH];  // cache row; negative: none
 } new_pairs;
 #define PAIR(i) (lid + (i) * LOCAL_SIZE)
 #define TOKEN_OF(i) (PAIR(i) / (HEAD_DIM / 2))
 #define COLUMN_OF(i) (PAIR(i) % (HEAD_DIM / 2))
 
-// Where they go in the cache.
+// Finds the cache rows for the share.
 inline void find_rows(new_pairs* of, __global const int* state, const bool append, const int lid) {
     const int position = state[STATE_POSITION], n = state[STATE_N_TOKENS];
 #pragma unroll
@@ -179,7 +180,7 @@ inline void ask_new(new_pairs* of, __global const float* keys, const int n, cons
     }
 }
 
-// Leaves the keys, rotated, and the values in local memory, and both as words of the cache's type in `words`.
+// Stores rotated keys and values in local memory, and also as words in the cache's type in `words`.
 inline void put_new(uint2 words[NEW_EACH], __local uchar* to, const new_pairs* of, __local const float* rope, const int n,
                     const int lid) {
 #pragma unroll
@@ -189,7 +190,7 @@ inline void put_new(uint2 words[NEW_EACH], __local uchar* to, const new_pairs* o
         __local const float* cosine = rope + min(token, n - 1) * HEAD_DIM + COLUMN_OF(i);
         const float c = cosine[0], sine = cosine[HEAD_DIM / 2];
         words[i].x = CAT(narrow_, KV)(key.x * c - key.y * sine, key.y * c + key.x * sine);
-        words[i].y = token < n ? CAT(narrow_, KV)(value.x, value.y) : 0;  // a weight of 0 times whatever must be 0
+        words[i].y = token < n ? CAT(narrow_, KV)(value.x, value.y) : 0;  // a weight of 0 times the content must be 0
         __local ushort* tile = (__local ushort*)(to + token / KEY_TILE * 2 * TILE_BYTES);
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -200,7 +201,7 @@ inline void put_new(uint2 words[NEW_EACH], __local uchar* to, const new_pairs* o
     }
 }
 
-// Appends these to the cache, k_head and v_head being those of a KV head.
+// Appends the words to the cache; k_head and v_head point at a KV head.
 inline void append_new(__global CAT(KV, _t)* k_head, __global CAT(KV, _t)* v_head, const uint2 words[NEW_EACH], const new_pairs* of,
                        const int lid) {
 #pragma unroll
@@ -218,7 +219,7 @@ inline void append_new(__global CAT(KV, _t)* k_head, __global CAT(KV, _t)* v_hea
 }
 
 #if PACKED_OUT
-// Leaves the output of a warp's rows from `first` on: of the sums of a lane those of rows 2 t and 2 t + 1, times norms.
+// Stores the output for a warp's rows from `first` on: a lane's sums for rows 2 t and 2 t + 1, times norms.
 inline void store_rows(__global void* out, const float4 acc[STEPS], const float2 norms, const int head, const int first, const int n_rows,
                        const int lane) {
     const int row = first + lane / 4, token = row / GROUP_SIZE, column = (head * GROUP_SIZE + row % GROUP_SIZE) * HEAD_DIM;
@@ -232,7 +233,7 @@ inline void store_rows(__global void* out, const float4 acc[STEPS], const float2
 }
 #endif
 
-// What the group of a split, a KV head and some of its rows does. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+// The work of a group: a split, a KV head and a block of rows. done, count: see few_rows_unit in nvidia/linear_few_rows.cl.
 inline void attention_prompt_unit(const int split, const int head, const int block, __local uint4* memory,
                                   volatile __global const uint* done, const uint count, __global const float* qkv,
                                   __global const float* rope, __global const int* state, __global CAT(KV, _t)* k_cache,
@@ -242,11 +243,11 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
     const int position = state[STATE_POSITION], n_rows = state[STATE_N_TOKENS] * GROUP_SIZE;
     const int n_splits = clamp((position + SPLIT_KEYS - 1) / SPLIT_KEYS, 1, N_SPLITS);
     if (split >= n_splits || block * ROWS * WARPS >= n_rows) return;
-    const int first = (block * WARPS + lid / WARP) * ROWS;  // row of the warp
+    const int first = (block * WARPS + lid / WARP) * ROWS;  // the warp's first row
     const int each = (position + n_splits * STAGE_KEYS - 1) / (n_splits * STAGE_KEYS) * STAGE_KEYS;
     const int from = min(split * each, position), end = min(from + each, position);
     const uint stages = local_address(memory);
-    // The step's cosines and sines lie in the last stage until that is needed.
+    // The step's cosines and sines lie in the last stage until the stage is needed.
     __local const float* turns = (__local const float*)(memory + (STAGES - 1) * 2 * STAGE_BYTES / 16);
     for (int i = lid; i < n_rows / GROUP_SIZE * (HEAD_DIM / 4); i += LOCAL_SIZE)
         copy16_async(stages + (STAGES - 1) * 2 * STAGE_BYTES + i * 16, rope + i * 4, true);
@@ -302,10 +303,10 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
 #pragma unroll 1
     for (int key = from; key < end; key += STAGE_KEYS, stage = (stage + 1) % STAGES) {
         COPY_WAIT(STAGES - 2);
-        barrier(CLK_LOCAL_MEM_FENCE);  // and all have done with the stage before this one, whose place is free
+        barrier(CLK_LOCAL_MEM_FENCE);  // also: all warps have finished the previous stage, whose place is free
         const int ahead = key + (STAGES - 1) * STAGE_KEYS;
         copy_stage(stages + (stage + STAGES - 1) % STAGES * 2 * STAGE_BYTES, k_head, v_head, page, ahead, end, lid);
-        page = PAGE_AT(ahead + STAGE_KEYS);  // asked for a stage before its address is needed
+        page = PAGE_AT(ahead + STAGE_KEYS);  // requested a stage before the address is needed
         if (first >= n_rows) continue;
         const uint keys = stages + stage * 2 * STAGE_BYTES;
 #pragma unroll 1
@@ -340,7 +341,7 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
     if (n_splits == 1) return;
     __local int* arrived = (__local int*)memory;
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
-    if (lid == 0) {  // its fences cover what the barriers order before and after them
+    if (lid == 0) {  // the fences cover everything that the barriers order
         arrivals += block * N_KV_HEADS + head;
         device_fence();
         *arrived = atomic_inc(arrivals);
@@ -349,7 +350,7 @@ inline void attention_prompt_unit(const int split, const int head, const int blo
     }
     barrier(CLK_LOCAL_MEM_FENCE);
     if (*arrived != n_splits - 1) return;
-    __local float* weights = (__local float*)(memory + 1) + lid / WARP * ROWS * N_SPLITS;  // of the warp's rows [ROWS][N_SPLITS]
+    __local float* weights = (__local float*)(memory + 1) + lid / WARP * ROWS * N_SPLITS;  // for the warp's rows [ROWS][N_SPLITS]
     const int split_of_lane = lane % N_SPLITS;
 #pragma unroll
     for (int i = 0; i < ROWS * N_SPLITS / WARP; ++i) {

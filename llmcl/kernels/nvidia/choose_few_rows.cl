@@ -1,12 +1,12 @@
-// Which experts the few tokens of a step go to, and who goes to each expert, as a link of nvidia/few_rows_chain.cl: what
-// portable/choose_experts.cl and portable/group_by_expert.cl do, whose formulas these are, in one work-group.
+// Chooses experts for the few tokens of a step, and groups tokens by expert, as a link in nvidia/few_rows_chain.cl: does the work
+// of portable/choose_experts.cl and portable/group_by_expert.cl (see their formulas) in a single work-group.
 //
 //   logits[t] = sum_p parts[p][t] (+ bias)
 //
-// parts   float [PARTS][MAX_ROWS][ROW]: of nvidia/router_few_rows.cl, by other groups of the launch
-// weights float [n][TOP_K]     order  int [n TOP_K]     blocks  int4, those that there are, of at most BLOCK_ROWS slots
+// parts   float [PARTS][MAX_ROWS][ROW]: from nvidia/router_few_rows.cl, written by other groups in the launch
+// weights float [n][TOP_K]     order  int [n TOP_K]     blocks  int4, existing blocks only, at most BLOCK_ROWS slots each
 //
-// A warp has a token: a lane every 32nd expert.
+// A warp has a token, a lane every 32nd expert.
 // Build: N_EXPERTS, ROW, TOP_K (at most 32), RENORMALIZE, PARTS, MAX_ROWS, BLOCK_ROWS, WARPS, with or without BIAS.
 // Local memory: 4 (MAX_ROWS TOP_K + 3 N_EXPERTS + 1) bytes.
 #if !defined(N_EXPERTS) || !defined(ROW) || !defined(TOP_K) || !defined(RENORMALIZE) || !defined(PARTS) || !defined(MAX_ROWS) || \
@@ -20,9 +20,9 @@
 
 #define EACH ((N_EXPERTS + WARP - 1) / WARP)
 
-// The experts of a token, largest logit first: lane s has the s-th one and its weight.
+// Chooses a token's experts, largest logit first: lane s gets the s-th expert and its weight.
 inline int choose_of(const float logits[EACH], const int lane, float* weight) {
-    uint left = 0;  // a bit for each of the lane's experts that are not chosen yet
+    uint left = 0;  // a bit per expert of the lane that is not chosen yet
 #pragma unroll
     for (int i = 0; i < EACH; ++i) left |= i * WARP + lane < N_EXPERTS ? 1u << i : 0;
     int id = 0;
@@ -66,12 +66,12 @@ inline int sum_until(int v, const int lane) {
     return v;
 }
 
-// memory: of the group. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+// memory: the group's local memory. done, count: see few_rows_unit in nvidia/linear_few_rows.cl.
 inline void choose_unit(__local int* memory, volatile __global const uint* done, const uint count, __global const float* parts,
                         __global float* weights, __global int* order, __global int4* blocks, __global const int* state BIAS_PARAM) {
     __local int* ids = memory;                        // [MAX_ROWS TOP_K]
     __local int* counts = ids + MAX_ROWS * TOP_K;     // [N_EXPERTS], slots
-    __local int* firsts = counts + N_EXPERTS;         // [N_EXPERTS], of the order, and how many blocks there are
+    __local int* firsts = counts + N_EXPERTS;         // [N_EXPERTS] first index in order, and the number of blocks
     __local int* first_blocks = firsts + N_EXPERTS + 1;  // [N_EXPERTS]
     const int item = get_local_id(0), lane = item % WARP, warp = item / WARP, n = state[STATE_N_TOKENS], items = WARP * WARPS;
     float add[EACH];
@@ -105,7 +105,7 @@ inline void choose_unit(__local int* memory, volatile __global const uint* done,
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE);
-    int rank[(MAX_ROWS * TOP_K + WARP * WARPS - 1) / (WARP * WARPS)];  // of a slot among those of its expert
+    int rank[(MAX_ROWS * TOP_K + WARP * WARPS - 1) / (WARP * WARPS)];  // a slot's rank among the slots of its expert
 #pragma unroll
     for (int i = 0; i * items < MAX_ROWS * TOP_K; ++i)
         if (i * items + item < n * TOP_K) rank[i] = atomic_inc(counts + ids[i * items + item]);

@@ -1,8 +1,8 @@
-// Which experts a token goes to, in every work-group of a persistent kernel: portable/choose_experts.cl, whose formula this is, for
-// logits that have flags. Each group finds the same, so that nobody waits for what another one found.
+// Chooses a token's experts in every work-group of a persistent kernel: portable/choose_experts.cl (formula there), for logits with
+// flags. Each group computes the same result, so no group waits for another's result.
 //
-// Four lanes count what goes before an expert, each a quarter of the others.
-// Build: N_EXPERTS, TOP_K, RENORMALIZE, LOCAL_SIZE (of the group, a multiple of 32). Local memory: chosen_experts.
+// Four lanes count the experts ahead of an expert, each lane a quarter of all experts.
+// Build: N_EXPERTS, TOP_K, RENORMALIZE, LOCAL_SIZE (a multiple of 32). Local memory: chosen_experts.
 #include "common/float_order.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/flag_in_data.cl"
@@ -14,7 +14,7 @@ typedef struct {
     float shares[TOP_K];
 } chosen_experts;
 
-// For all work-items of a group. logits: float [N_EXPERTS], with flags.
+// Called by all work-items in a group. logits: float [N_EXPERTS], with flags.
 inline void choose_experts(__local chosen_experts* to, __global const float* logits, const uint flag) {
     const int lid = this_item(), lane = lid % WARP;
     for (int first = lid / WARP * WARP; first < N_EXPERTS; first += LOCAL_SIZE) {

@@ -2,10 +2,10 @@
 //
 //   to[t][k][r] = float16(value of row r, column k of tile first_tile + t), rounded to nearest even
 //
-// tiles  quantised (tiles.cl)     to  half [n_tiles][K][16]; values beyond float16 become its largest
-// n      4 K n_tiles / 8: pieces of four rows and the columns 4j .. 4j+3 and 4j+16 .. 4j+19 of a group
+// tiles  quantised (tiles.cl)     to  half [n_tiles][K][16]; values beyond float16 become float16's largest
+// n      4 K n_tiles / 8: pieces with four rows and columns 4j .. 4j+3 and 4j+16 .. 4j+19 in a group
 //
-// Index space: one work-item a piece, neighbours in the order of the quants. Build: WEIGHT, K, LOCAL_SIZE.
+// Index space: one work-item per piece, in the order of the quants. Build: WEIGHT, K, LOCAL_SIZE.
 #if !defined(WEIGHT) || !defined(K) || !defined(LOCAL_SIZE)
 #error "nvidia/dequantize_weight.cl needs the build constants WEIGHT, K, LOCAL_SIZE"
 #endif

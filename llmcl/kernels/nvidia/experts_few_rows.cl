@@ -1,13 +1,13 @@
-// experts_prefill for the few tokens of a step on the matrix units of NVIDIA GPUs (sm_80 and later; mxfp4, too): each chosen expert's
-// weights are read once for a block of its tokens, as nvidia/linear_few_rows.cl reads a weight.
-// Formula and arguments as in portable/experts_prefill.cl, except that x is OPERAND in blocks of 8 x 8 (`pack_activations`), of
-// tokens or of slots, and so is out with OUT; without, it is float32. A block has at most 8 slots.
+// experts_prefill for the few tokens of a step on the matrix units of NVIDIA GPUs (sm_80 and later; mxfp4, too): each chosen
+// expert's weights are read once per block of tokens, in the same way as in nvidia/linear_few_rows.cl.
+// Formula and arguments as in portable/experts_prefill.cl, except for x: OPERAND in blocks of 8 x 8 (`pack_activations`), with rows
+// of tokens or slots. With OUT, the output has the same layout; otherwise it is float32. A block has at most 8 slots.
 //
-// Index space: any number of groups of 32 WARPS, among which the TILES tiles of each block go round. With CHAINED it is a function of
-// nvidia/few_rows_chain.cl, `experts_unit`: `chosen` counts the groups that have left order, blocks and weights, which are done when
-// it is chosen_count. A group asks for the first weights of its experts then, before x is there.
-// Build: WEIGHT, K (a multiple of 32), N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, OUT or none, TILES (1, 2 or 4; with a gate 2
-// or 4), WARPS, STAGES (3 or more), DEPTH. Local memory: LOCAL_BYTES of nvidia/linear_few_rows.cl.
+// Index space: any number of groups with 32 WARPS work-items; the groups take units (TILES tiles of a block) in turn. With CHAINED
+// the file is the function `experts_unit` in nvidia/few_rows_chain.cl: `chosen` counts the groups that have left order, blocks and
+// weights; all are done at chosen_count. A group then requests its experts' first weights before x arrives.
+// Build: WEIGHT, K (a multiple of 32), N, N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, OUT or none, TILES (1, 2 or 4; with a
+// gate 2 or 4), WARPS, STAGES (3 or more), DEPTH. Local memory: LOCAL_BYTES in nvidia/linear_few_rows.cl.
 #if !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS)
 #error "nvidia/experts_few_rows.cl needs the build constants named in its head"
 #endif
@@ -34,13 +34,13 @@
 #define LOAD_FLOAT(p) (*(p))
 #endif
 
-// What a group takes: TILES tiles of a block from `tile` on. slot: that of the lane's row of x.
+// A group's unit: TILES tiles of a block from `tile` on. slot: the slot for the lane's row of x.
 typedef struct {
     source from;
     int expert, tile, slot, n;  // n: slots
 } work;
 
-// Item `number` of `items`, or the next one after it, every `groups`-th, whose expert is here; what it is.
+// Finds item `number` or the next item of the group (every `groups`-th) whose expert is in this buffer, and fills in `found`.
 inline int find_work(work* found, int number, const int items, const int groups, __global const uchar* weight, __global const uint4* x,
                      __global const int* order, __global const int* blocks, const int first_expert) {
     const int lane = get_local_id(0) % WARP;
@@ -60,13 +60,13 @@ inline int find_work(work* found, int number, const int items, const int groups,
     found->slot = LOAD_INT(order + first + min(lane % 8, found->n - 1));
     const int row = found->slot / SLOTS;
     found->from.weight = weight + ((size_t)(expert - first_expert) * EXPERT_TILES + found->tile) * TILE_BYTES;
-    found->from.x = x + (size_t)(row / 8) * K + lane / 8 * 8 + row % 8;  // of a block of 8 x 8 the lane copies 8 columns of its token
+    found->from.x = x + (size_t)(row / 8) * K + lane / 8 * 8 + row % 8;  // the lane copies 8 columns of its token in an 8 x 8 block
     found->from.tiles = N_TILES - found->tile;
     found->from.tokens = found->n - lane % 8;
     return number;
 }
 
-// What group number `group` of `groups` does. done, count: what it waits for before it reads x.
+// The work of group number `group` of `groups`. done, count: the wait before reading x.
 inline void experts_unit(const int group, const int groups, __local uint4* buffers, volatile __global const uint* done,
                          const uint count, volatile __global const uint* chosen, const uint chosen_count,
                          __global const uchar* weight, __global const uint4* x, __global const int* order,

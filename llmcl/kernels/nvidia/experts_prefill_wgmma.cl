@@ -1,23 +1,23 @@
-// A product of many tokens with the experts that they go to, on the matrix units of Hopper GPUs (wgmma): formula and arguments as in
-// portable/experts_prefill.cl, except that x is INPUT [n][K] and products are of 16-bit operands, with float32 sums.
+// A product of many tokens with their experts, on the matrix units of Hopper GPUs (wgmma): formula and arguments as in
+// portable/experts_prefill.cl, except for x: INPUT [n][K]. Operands have 16 bits, sums are float32.
 //
-// A work-group takes units of a block, up to 192 slots of an expert, and UNIT_TILES of its tiles, one unit after the other; each of its
-// three warpgroups has 64 of the slots and all rows, or no work where the block has fewer. So most experts' weights are read once.
-// Rows of x are gathered as they are copied into local memory, by the places in `order`. Steps of 32 columns come through STAGES
-// buffers, copied while earlier ones are multiplied, those of the next unit already while the last one's results are written. What a
-// unit's rows are is asked for a unit ahead.
+// A work-group takes one unit after the other: up to 192 slots of an expert (a block) by UNIT_TILES tiles. Each of its three
+// warpgroups has 64 slots and all rows, or no work if the block has fewer slots. Most experts' weights are thus read once. Rows of
+// x are gathered during the copy into local memory, through the places in `order`. Steps of 32 columns come through STAGES buffers,
+// copied during the products of earlier steps. The next unit's first steps are copied while the last unit's results are written. A
+// unit's row places are requested a unit ahead.
 //
-//     a stage:  X   64 bytes a row, of which four neighbouring lanes copy 16 each: ROWS_64 of wgmma.cl
+//     a stage:  X   64 bytes per row; four neighbouring lanes copy 16 bytes each: ROWS_64 in wgmma.cl
 //               W   tiles as in nvidia/linear_prefill_wgmma.cl
 //
-// Quantised weights become INPUT on the way: each warp widens a tile of a stage into one of three buffers while the matrix units
-// work on another (nvidia/widen_group.cl). So there a unit has as many tiles as a group warps.
+// Quantised weights are converted to INPUT on the way: each warp widens a tile of a stage into one of three buffers while the
+// matrix units work on another buffer (nvidia/widen_group.cl). A unit then has as many tiles as a group has warps.
 //
-// Index space: any number of groups of 384; a unit's tiles change fastest, so that groups share rows while they run.
-// Build: WEIGHT, INPUT (f16 or bf16: WEIGHT itself, bf16 for mxfp4, f16 for other quantised types), K (a multiple of 32, or of 256 for
-// the k formats), N (a multiple of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, BLOCK_ROWS (192), OUT (f16 or bf16; left out:
-// float32) of what it leaves.
-// Local memory: 200704 bytes; of quantised weights at most 150528.
+// Index space: any number of groups with 384 work-items; a unit's tiles change fastest, so that groups share rows while they run.
+// Build: WEIGHT, INPUT (f16 or bf16: WEIGHT itself, bf16 for mxfp4, f16 for other quantised types), K (a multiple of 32, or 256 for
+// the k formats), N (a multiple of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, BLOCK_ROWS (192), OUT (f16 or bf16;
+// undefined: float32) for the output.
+// Local memory: 200704 bytes; with quantised weights at most 150528.
 #if !defined(WEIGHT) || !defined(INPUT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || \
     !defined(SLOTS) || !defined(EPILOGUE) || !defined(BLOCK_ROWS)
 #error "nvidia/experts_prefill_wgmma.cl needs the build constants named in its head"
@@ -40,17 +40,17 @@
 #define MULTIPLY WGMMA_192
 #define STAGE_BYTES (X_BYTES + (UNIT_TILES * PIECE_BYTES + 511) / 512 * 512)
 #define STAGES 6
-#define WIDENED 3  // buffers: of two steps whose products may be under way, and of the next
+#define WIDENED 3  // buffers: two for steps with running products, and one for the next step
 #else
 #define UNIT_TILES 16
 #define MULTIPLY WGMMA_256
 #define STAGE_BYTES (X_BYTES + W_BYTES)
 #define STAGES 7
-#define TILES_APART (GROUP_ITEMS / 64)  // tiles that a work-item copies of
+#define TILES_APART (GROUP_ITEMS / 64)  // distance between the tiles copied by a work-item
 #define WIDENED 0
 #endif
 #define STEPS (K / BLOCK_K)
-#define AHEAD (STAGES - 2)  // steps fetched while the products of two others may be under way
+#define AHEAD (STAGES - 2)  // steps fetched ahead while two other steps' products may be running
 #define SUMS (UNIT_TILES * 8)
 #define ROW_UNITS ((EXPERT_TILES + UNIT_TILES - 1) / UNIT_TILES)
 
@@ -62,13 +62,13 @@
                (AT_LEAST(AT_MOST(u, 7.0f, float), -7.0f, float) + 1.0f)                                                          \
          : (g) * SHARE(GATE_MINUS_Z(g)) * (u))
 
-// Units in turn: those of the blocks whose experts are in this buffer.
+// Units in turn, from the blocks whose experts are in this buffer.
 typedef struct {
     __global const int4* blocks;
     int n_units, first_expert;
 } unit_list;
 
-// A unit's block, without slots where there is no such unit or its expert is in another buffer.
+// Returns a unit's block, without slots if there is no such unit or its expert is in another buffer.
 inline int4 block_of(const unit_list* list, const int unit) {
     const int4 none = (int4)(list->first_expert, 0, 0, 0);
     if (unit >= list->n_units) return none;
@@ -76,24 +76,24 @@ inline int4 block_of(const unit_list* list, const int unit) {
     return block.x < list->first_expert || block.x >= list->first_expert + N_EXPERTS ? none : block;
 }
 
-// What a work-item copies next: pieces of 8 columns of two rows, 96 apart, and pieces of a step's tiles. And what it will want to know
-// of the next unit: its block, the rows, and the block after that.
+// A work-item's next copies: pieces of 8 columns from two rows, 96 apart, and pieces of a step's tiles. Also data about the next
+// unit, loaded ahead: its block, the rows, and the block after.
 typedef struct {
     __global const CAT(INPUT, _t)*x0, *x1;
     __global const CAT(WEIGHT, _t)* w;
-    int tiles[3];  // to its first tile from those that the work-item copies of, in elements of the weight
+    int tiles[3];  // from the work-item's tiles to the first tile, in weight elements
     int unit, step;
     uint to;  // bytes to the stage
     int4 next, after;
     int row0, row1;
-    bool has0, has1;  // whether the block has the rows: of others local memory may hold anything
+    bool has0, has1;  // the block has the rows; for missing rows local memory may hold anything
 } source;
 
-// Places of the work-item's two rows of a block in `order`.
+// Places in `order` for the work-item's two rows of a block.
 inline int row_at(const int4 block, const int row) { return block.y + min(row, max(block.z, 1) - 1); }
 #define OWN_ROW ((int)get_local_id(0) / 4)
 
-// Begins with the unit whose block and rows are `next`.
+// Begins the unit with block and rows from `next`.
 inline void begin_unit(source* from, const unit_list* list, __global const CAT(WEIGHT, _t)* weight, __global const CAT(INPUT, _t)* x,
                        __global const int* order) {
     const int item = get_local_id(0), first_tile = from->unit % ROW_UNITS * UNIT_TILES;
@@ -122,7 +122,7 @@ inline void begin_unit(source* from, const unit_list* list, __global const CAT(W
     from->after = block_of(list, from->unit + 2 * (int)get_num_groups(0));
 }
 
-// to_x, to_w: where the work-item's first pieces go in the first stage.
+// to_x, to_w: destinations for the work-item's first pieces in the first stage.
 inline void fetch(source* from, const uint to_x, const uint to_w, const unit_list* list, __global const CAT(WEIGHT, _t)* weight,
                   __global const CAT(INPUT, _t)* x, __global const int* order) {
     if (from->unit < list->n_units) {
@@ -134,7 +134,7 @@ inline void fetch(source* from, const uint to_x, const uint to_w, const unit_lis
 #if QUANTIZED
         const int slot = item % WARP;  // a warp copies the tile that it widens
         if (slot < PIECE_SLOTS) copy16_async(to_w + from->to, from->w, true);
-#if WEIGHT_IS(q8_0)  // which has more slots than a warp lanes
+#if WEIGHT_IS(q8_0)  // q8_0 has more slots than a warp has lanes
         if (slot < PIECE_SLOTS - WARP) copy16_async(to_w + from->to + WARP * 16, from->w + WARP * 16, true);
 #endif
         from->w += PIECE_SLOT_STEP(slot, from->step);
@@ -162,8 +162,8 @@ inline void write2(__global CAT(OUT, _t)* y, const int at, const float2 v) {
 inline void write2(__global float* y, const int at, const float2 v) { *(__global float2*)(y + at) = v; }
 #endif
 
-// A warpgroup's sums: of rows 8 j + 2 (lane % 4) + {0, 1} acc[4 j + {0, 1}] of slot lane / 4, acc[4 j + {2, 3}] of the slot 8 later.
-// slots: of both, or -1. bias: of the expert.
+// Writes a warpgroup's sums: acc[4 j + {0, 1}] for rows 8 j + 2 (lane % 4) + {0, 1} of slot lane / 4, acc[4 j + {2, 3}] for the
+// slot 8 later. slots: both slots, or -1. bias: the expert's bias.
 inline IN_REGISTERS void write(const float* acc, const int slots[2], const int first_tile, __global const float* weights,
                                __global CAT(OUT, _t)* out, const int lane, __global const float* bias) {
     const int column = 2 * (lane % 4);
@@ -174,7 +174,7 @@ inline IN_REGISTERS void write(const float* acc, const int slots[2], const int f
         __global CAT(OUT, _t)* y = out + (size_t)slot * N + column;
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
-        for (int j = 0; j < UNIT_TILES; ++j) {  // 8 rows of a gate tile, those of its up tile 8 sums later
+        for (int j = 0; j < UNIT_TILES; ++j) {  // 8 rows of a gate tile; its up tile is 8 sums later
             const int at = (j / 2 * 4 + j % 2) * 4 + 2 * h, to = first_tile * 8 + j * 8;
             if (N % (UNIT_TILES * 8) && to >= N) break;
             float2 gate = (float2)(acc[at], acc[at + 1]), up = (float2)(acc[at + 8], acc[at + 9]);
@@ -228,7 +228,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
 
     const ulong a = wgmma_operand(stages + warp / 4 * (X_BYTES / 3), 16, 8 * BLOCK_K * 2, ROWS_64);
     const ulong b = wgmma_operand(QUANTIZED ? widened : stages + X_BYTES, TILE_BYTES, 256, SWIZZLE_32);
-    uint stage = 0, w_stage = 0;  // in 16 bytes, as operands count
+    uint stage = 0, w_stage = 0;  // in units of 16 bytes, as in operands
 #if QUANTIZED
 #define WIDEN_STEP                                                                                                        \
     warp_sync();                                                                                                          \
@@ -237,7 +237,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
 #else
 #define WIDEN_STEP
 #endif
-// What all warpgroups do of a step before its products, and after them.
+// All warpgroups do this work before a step's products, and after.
 #define BEGIN_STEP                                                                                                 \
     COPY_WAIT(AHEAD - 1);                                                                                          \
     WIDEN_STEP                                                                                                     \
@@ -251,7 +251,7 @@ void experts_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(
         now = next;
         next = block_of(&list, unit + n_groups);
         const int first_row = warp * 16 + lane / 4, first_tile = unit % ROW_UNITS * UNIT_TILES;
-        if (warp / 4 * 64 >= now.z) {  // no work for the warpgroup
+        if (warp / 4 * 64 >= now.z) {  // the warpgroup has no work
 #pragma unroll 1
             for (int step = 0; step < STEPS; ++step) {
                 BEGIN_STEP

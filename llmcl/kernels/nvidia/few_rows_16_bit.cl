@@ -1,14 +1,14 @@
-// A warp's pieces of a 16-bit weight, for nvidia/linear_few_rows.cl: how they lie in local memory, and the operands made
-// of them. A lane has the columns 8 t .. 8 t + 7.
+// A warp's pieces of a 16-bit weight, for nvidia/linear_few_rows.cl: layout in local memory, and conversion to operands. A lane has
+// columns 8 t .. 8 t + 7.
 //
-// A piece, a tile's 32 columns, is 64 slots of 16 bytes: slot 2 c + h has rows 8 h .. 8 h + 7 of column c. Slots and
-// activations change places so that the lanes of a quarter of a warp, whose columns are 8 apart, read from different banks.
+// A piece, 32 columns of a tile, has 64 slots of 16 bytes: slot 2 c + h has rows 8 h .. 8 h + 7 of column c. Slots and activations
+// are permuted so that the lanes in a quarter of a warp, with columns 8 apart, read from different banks.
 #define OPERAND WEIGHT
 #define PIECE_SLOTS 64
 #define PIECE_PLACE(slot) ((slot) ^ ((slot) >> 4 << 1))
-#define X_PLACE(row) ((row) ^ ((row) >> 3 << 1))  // of a block of activations' 32 pieces of a token and 8 columns
+#define X_PLACE(row) ((row) ^ ((row) >> 3 << 1))  // in a block of activations: 32 pieces with a token and 8 columns each
 
-// Bytes of a tile, from there to a piece, and from there to one of its slots.
+// Bytes per tile, from the tile to a piece, and from the piece to a slot.
 #define TILE_BYTES (K * 32)
 #define PIECE_AT(p) ((p) * 1024)
 #define SLOT_AT(p, slot) ((slot) * 16)
@@ -32,7 +32,7 @@ inline column_words column_at(const __local uchar* p) {
     return c;
 }
 
-// a[h][m]: rows 2 m and 2 m + 1 of the lane's, columns 8 t + 4 h .. 8 t + 4 h + 3. pieces: of the warp's tiles.
+// a[h][m]: the lane's rows 2 m and 2 m + 1, columns 8 t + 4 h .. 8 t + 4 h + 3. pieces: the pieces of the warp's tiles.
 inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int lane) {
     const int row = lane / 4 * 2 * TILES, t = lane % 4;
     const __local uchar* from = pieces + row / 16 * 1024 + t * 256 + row / 8 % 2 * 16 + row % 8 * 2;
@@ -48,5 +48,5 @@ inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int 
     }
 }
 
-// What these meet: the same columns of token lane / 4, two words for each h.
+// The matching activations: the same columns of token lane / 4, two words for each h.
 inline uint4 activations(const __local uint4* block, const int lane) { return block[X_PLACE(lane % 4 * 8 + lane / 4)]; }

@@ -1,33 +1,34 @@
-// Products of few rows, norms, biases, attention, appended keys and experts, one after the other, in one launch: each takes what the
-// one before it left (nvidia/linear_few_rows.cl, rms_norm_token.cl, adjust_heads.cl, attention_decode.cl, attention_short_prompt.cl,
-// rope_append.cl, router_few_rows.cl, choose_few_rows.cl, experts_few_rows.cl).
+// Products with few rows, norms, biases, attention, KV appends and experts, one after the other, in a single launch. Each link
+// reads the previous link's results (nvidia/linear_few_rows.cl, rms_norm_token.cl, adjust_heads.cl, attention_decode.cl,
+// attention_short_prompt.cl, rope_append.cl, router_few_rows.cl, choose_few_rows.cl, experts_few_rows.cl).
 //
 //     group    0 1 2 .. | .. .. | ..          index space: the groups of the links in turn
 //     link        0     |   1   | 2
 //
-// A group asks for the weights or keys that it takes first, and then waits until all groups of the link before are done. So the memory
-// is busy while a product ends. The product after gate and up waits for equal parts of its columns, one after the other. Groups begin
-// in the order of their numbers, so that whoever waits, waits for groups that run. A wait that lasts all the same ends the launch with
-// an error (nvidia/wait_until.cl).
+// A group first requests its weights or keys, and then waits until all groups of the previous link are done. Memory stays busy
+// while a product ends. The product after gate and up waits for equal parts of its columns, part by part. Groups begin in numerical
+// order, so a waiting group always waits for running groups. A wait that still lasts too long ends the launch with an error
+// (nvidia/wait_until.cl).
 //
-// What a link reads that is written in this launch, the one before it has written, or one before that; and all groups of a
-// link have read before the next one writes. So no memory is written that is still read.
+// A link only reads results of the previous link or of earlier links, and all groups of a link have finished reading before the
+// next link writes. No memory is overwritten while it is still being read.
 //
-// What a group does it has from a table: the program is the same for any number of layers, and small. Code that is read once in a layer
-// would come from the second-level cache, a line at a time.
+// A table tells each group its work: the program is small, and the same for any number of layers. Code that runs only once per
+// layer would come from the L2 cache, a line at a time.
 //
-// done   uint [32 n_counters], 0 before and after a launch: of each link the groups that are done, or of each part of its results;
-//        each in a line of its own
+// done   uint [32 n_counters], 0 before and after a launch: finished groups per link, or per part of a link's results;
+//        each counter in its own cache line
 // firsts int [n_links], the first group of each link
 // links  ulong [n_links][LINK_WORDS]: six ints in three words, LINK_INTS, and the addresses of the link's buffers
 //
-// Index space: as many groups of ITEMS as the links have. Build: ITEMS, LINK_WORDS, CHAIN_BYTES, CHAIN_ROWS, and in front of the file
-// the links as functions and RUN_LINK, a call of the function number `kind`. Local memory: CHAIN_BYTES and 4 CHAIN_ROWS.
+// Index space: as many groups as the links have, with ITEMS work-items. Build: ITEMS, LINK_WORDS, CHAIN_BYTES, CHAIN_ROWS. In front
+// of the file stand the links as functions, and RUN_LINK, a call of function number `kind`. Local memory: CHAIN_BYTES and 4
+// CHAIN_ROWS.
 #if !defined(ITEMS) || !defined(LINK_WORDS) || !defined(CHAIN_BYTES) || !defined(CHAIN_ROWS)
 #error "nvidia/few_rows_chain.cl needs the build constants named in its head"
 #endif
 
-// The link that a group is of: the last one whose first group is not behind it. For whole warps.
+// Returns the link of a group: the last link whose first group is not behind the group. Called by whole warps.
 inline int link_of(__global const int* firsts, const int n_links, const int group) {
     const int lane = get_local_id(0) % WARP, step = (n_links + WARP - 1) / WARP;
     const int from = (warp_count(lane * step < n_links && firsts[min(lane * step, n_links - 1)] <= group) - 1) * step;
@@ -46,7 +47,8 @@ void few_rows_chain(volatile __global uint* done, __global const int* firsts, __
     const int unit = get_group_id(0);
     __global const ulong* link = links + (size_t)link_of(firsts, n_links, unit) * LINK_WORDS;
     __global const int* ints = (__global const int*)link;
-    // The function of the link, its first group, the groups of a part; its first counter, that of the link before, and what those come to.
+    // The link's function, its first group, the groups per part; its first counter, the previous link's counter, and the count to
+    // wait for.
     const int kind = ints[0], group = unit - ints[1], part_groups = ints[2], counter = ints[3];
     volatile __global const uint* before = done + ints[4] * COUNTER_WORDS;
     const uint count = ints[5];
@@ -56,7 +58,7 @@ void few_rows_chain(volatile __global uint* done, __global const int* firsts, __
     const int own = counter + group / part_groups;
     if (own < n_counters - 1) {
         report_done(done + own * COUNTER_WORDS);
-    } else if (atomic_inc(done + own * COUNTER_WORDS) == last_groups - 1) {  // whose groups have waited for all others
+    } else if (atomic_inc(done + own * COUNTER_WORDS) == last_groups - 1) {  // the last link's groups have waited for all other groups
 #pragma unroll 1
         for (int i = 0; i < n_counters; ++i) done[i * COUNTER_WORDS] = 0;
     }

@@ -1,9 +1,9 @@
-// The same of a quantised weight as nvidia/few_rows_16_bit.cl: its numbers become float16 in registers, q d or q d + m, with
-// d and m rounded to float16 where a format has them as products. Of mxfp4, whose scales are beyond float16, it is the codes in
-// units of 1 / CODE_UNIT, and the sums of a piece are multiplied with the rows' scales.
+// Like nvidia/few_rows_16_bit.cl, for quantised weights: numbers are converted to float16 in registers, q d or q d + m, with d and
+// m rounded to float16 if they are products in the format. mxfp4's scales are beyond float16: its codes are converted in units of 1
+// / CODE_UNIT, and the sums of a piece are multiplied by the rows' scales.
 //
-// A piece is a group of tiles.cl, with the k formats after it the head of its super-block. A lane has the columns
-// 4 t .. 4 t + 3 and 16 further on: a word of nibbles for each row.
+// A piece is a group in tiles.cl, followed by the super-block's head in the k formats. A lane has columns 4 t .. 4 t + 3 and 16
+// further on: a word of nibbles for each row.
 #define OPERAND f16
 #define GROUP_SLOTS (GROUP_BYTES / 16)
 #if IS_SUPER
@@ -16,7 +16,7 @@
 #endif
 #define TILE_BYTES ((int)TILE_SIZE)
 #define PIECE_AT(p) GROUP_AT(p)
-// Slots after the scales and activations change places, as in nvidia/few_rows_16_bit.cl.
+// Slots after the scales are permuted with the activations, as in nvidia/few_rows_16_bit.cl.
 #define SCALE_SLOTS (SCALE_BYTES / 16)
 #define VECTOR_PLACE(slot) ((slot) ^ ((slot) >> 3 & 1) << 1)
 #define PIECE_PLACE(slot) \
@@ -24,7 +24,7 @@
 #define X_PLACE(row) ((row) ^ ((row) >> 3 & 1) << 2)
 #define ROW_COUNT (2 * TILES)
 
-// A word of each of a lane's rows, of vector v. piece: of the rows' tile, row: the first one there.
+// Reads a word per row of the lane, from vector v. piece: of the rows' tile, row: the first row there.
 inline void row_words(uint words[ROW_COUNT], const __local uchar* piece, const int v, const int row) {
     const __local uchar* vectors = piece + SCALE_BYTES;
 #if TILES == 1
@@ -42,7 +42,7 @@ inline void row_words(uint words[ROW_COUNT], const __local uchar* piece, const i
 #if WEIGHT_IS(mxfp4)
 #define CODE_UNIT 16384.0f
 
-// Of rows 2 m and 2 m + 1 of the lane's in the order of a result's numbers: 2^(e - 127).
+// Factors 2^(e - 127) for the lane's rows 2 m and 2 m + 1, in the order of the numbers in a result.
 inline void row_factors(float4 factors[TILES], const __local uchar* pieces, const int lane) {
     const int first = lane / 4 * ROW_COUNT;
     const __local ushort* scales = (const __local ushort*)(pieces + first / 16 * (PIECE_SLOTS * 16) + first % 16);
@@ -54,8 +54,8 @@ inline void row_factors(float4 factors[TILES], const __local uchar* pieces, cons
     }
 }
 
-// a[h][m] as below. A code is a sign, two bits of exponent and one of mantissa: in their places in the upper byte of a half they
-// are 1 / CODE_UNIT of the value.
+// a[h][m] as below. A code has a sign, two exponent bits and one mantissa bit: in their places in a half's upper byte they
+// represent 1 / CODE_UNIT of the value.
 inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int lane) {
     const int first = lane / 4 * ROW_COUNT, t = lane % 4, row = first % 16;
     uint codes[ROW_COUNT];
@@ -75,7 +75,7 @@ inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int 
     }
 }
 #else
-// The lane's halves of those at p, each in both halves of a word.
+// The lane's halves at p, each in both halves of a word.
 inline void row_halves(uint halves[ROW_COUNT], const __local uchar* p, const int row) {
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
@@ -85,7 +85,7 @@ inline void row_halves(uint halves[ROW_COUNT], const __local uchar* p, const int
     }
 }
 
-// Those halves times the lane's bytes at `factors`.
+// The halves times the lane's bytes at `factors`.
 inline void row_products(uint products[ROW_COUNT], const __local uchar* p, const __local uchar* factors, const int row,
                          const bool is_signed) {
 #pragma unroll
@@ -98,10 +98,10 @@ inline void row_products(uint products[ROW_COUNT], const __local uchar* p, const
     }
 }
 
-// Two bytes of a word, the first at a multiple of 2, as numbers: a byte in a half's mantissa is a part of 1024 + byte.
+// Two bytes of a word, the first at a multiple of 2, as numbers: a byte in the mantissa of a half gives 1024 + byte.
 #define NUMBERS(word, pair) sub_f16x2(permute(word, 0x64646464, (pair) ? 0x4342 : 0x4140), (0x6400 + OFFSET) * 0x10001u)
 
-// a[h][m]: rows 2 m and 2 m + 1 of the lane's, columns 16 h + 4 t .. 16 h + 4 t + 3. pieces: of the warp's tiles.
+// a[h][m]: the lane's rows 2 m and 2 m + 1, columns 16 h + 4 t .. 16 h + 4 t + 3. pieces: the pieces of the warp's tiles.
 inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int lane) {
     const int first = lane / 4 * ROW_COUNT, t = lane % 4, row = first % 16;
     const __local uchar* piece = pieces + first / 16 * (PIECE_SLOTS * 16);
@@ -173,7 +173,7 @@ inline void fragments(uint4 a[2][TILES], const __local uchar* pieces, const int 
 
 #endif
 
-// What these meet: the same columns of token lane / 4, two words for each h.
+// The matching activations: the same columns of token lane / 4, two words for each h.
 inline uint4 activations(const __local uint4* block, const int lane) {
     const int g = lane / 4, t = lane % 4, first = t / 2 * 8 + g;
     const uint2 low = ((const __local uint2*)(block + X_PLACE(first)))[t % 2];

@@ -1,13 +1,13 @@
-// Flag-in-data synchronisation, as in NCCL's LL protocol: vectors that pass between the work-groups of a persistent kernel, each
-// value with its own sign of being there.
+// Flag-in-data synchronisation, as in NCCL's LL protocol: vectors that pass between the work-groups of a persistent kernel, where
+// each value carries a flag.
 //
-// Bit 0 of a float that a group leaves for others is a flag, the parity of how often the value has been written: a reader polls
-// a value until its flag is the one it waits for. Value and flag are one word, so no fence stands between them, no group waits
-// for another but for the values that it needs, and there is no barrier of all groups. Whoever reads a vector, flagged or not,
-// takes bit 0 for 0 (`value_of`), so that both kinds give the same bits.
+// Bit 0 of a float sent to other groups is a flag: the parity of the number of writes to the value. A reader polls a value until
+// the flag is the expected flag. Value and flag are in one word, so no fence is needed, a group only waits for the values that it
+// needs, and there is no barrier over all groups. Every reader of a vector, flagged or not, takes bit 0 as 0 (`value_of`), so both
+// kinds give the same bits.
 //
-// What a kernel that uses this must see to: every word of a vector is written once in each of its epochs, and no word before all
-// readers of the epoch before have it. All groups must run at once. All lanes of a warp receive together.
+// A kernel that uses this file must guarantee: every word of a vector is written once per epoch, and only after all readers of the
+// previous epoch have received it. All groups must run at once. All lanes of a warp receive together.
 
 inline float value_of(const uint word) { return as_float(word & ~1u); }
 inline float4 values_of(const uint4 words) { return as_float4(words & ~1u); }
@@ -16,7 +16,7 @@ inline void send(__global float* to, const float value, const uint flag) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" : : "l"(to), "r"((as_uint(value) & ~1u) | flag) : "memory");
 }
 
-// Polls where a value is missing.
+// Polls missing values.
 inline void poll4(uint4* words, __global const float* from, const bool missing) {
     asm volatile("{.reg .pred p; setp.ne.u32 p, %5, 0; @p ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];}"
                  : "+r"((*words).x), "+r"((*words).y), "+r"((*words).z), "+r"((*words).w)
@@ -34,7 +34,7 @@ inline bool missing4(const uint4 words, const uint flag) {
 }
 
 #define FOUR_AT(i) (from + (i) / 2 * stride + (i) % 2 * step)
-// Waits for the answers to poll_first or to the last call; whether values are missing, of any lane, which are polled again.
+// Waits for the answers to poll_first or the last call. Tells whether any lane misses values, and polls again for missing values.
 inline bool poll_again(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
                        const uint flag) {
     bool waiting = false;
@@ -46,14 +46,14 @@ inline bool poll_again(uint4* words, __global const float* from, const int strid
     }
     return warp_any(waiting);
 }
-// Polls four values at each FOUR_AT(i), i < count <= most; the other words become those of 0.
+// Polls four values at each FOUR_AT(i), i < count <= most; the remaining words become 0.
 inline void poll_first(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
                        const uint flag) {
 #pragma unroll
     for (int i = 0; i < most; ++i) words[i] = (uint4)(flag ^ 1);
     poll_again(words, from, stride, step, count, most, flag);
 }
-// Receives them. wait: whether values have flags.
+// Receives the values. wait: values have flags.
 inline void receive4(uint4* words, __global const float* from, const int stride, const int step, const int count, const int most,
                      const uint flag, const bool wait) {
     poll_first(words, from, stride, step, count, most, flag);
@@ -61,7 +61,7 @@ inline void receive4(uint4* words, __global const float* from, const int stride,
     }
 }
 
-// Two values.
+// Receives two values.
 inline float2 receive2(__global const float* a, __global const float* b, const uint flag, const bool wait) {
     uint first = 0, second = 0;
     bool missing = true;
@@ -73,7 +73,7 @@ inline float2 receive2(__global const float* a, __global const float* b, const u
     return (float2)(value_of(first), value_of(second));
 }
 
-// `count` values at a, 32 apart, and as many at b, of each lane.
+// Receives `count` values at a, 32 apart, and as many at b, for each lane.
 inline void receive_rows(uint* a_words, uint* b_words, __global const float* a, __global const float* b, const int count,
                          const uint flag, const bool wait) {
     bool waiting;
@@ -92,12 +92,12 @@ inline void receive_rows(uint* a_words, uint* b_words, __global const float* a, 
     } while (warp_any(wait && waiting));
 }
 
-// A value with a whole word for its flag, for vectors of which an epoch writes a part only.
+// A value with a whole word as its flag, for vectors with partial writes in an epoch.
 inline void send_pair(__global ulong* to, const float value, const uint epoch) {
     asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" : : "l"(to), "l"((ulong)epoch << 32 | as_uint(value)) : "memory");
 }
 
-// Two of them.
+// Receives two such values.
 inline float2 receive_pairs(__global const ulong* a, __global const ulong* b, const uint epoch) {
     ulong first, second;
     do {

@@ -1,17 +1,17 @@
-// What the user's functions and the mask make of the scores that a lane has (attention_mods.cl), for fragments of the matrix units.
+// Applies the user functions and the mask to a lane's scores (attention_mods.cl), for fragments of the matrix units.
 //
-// score_mod is SCORE_FACTOR f(SCORE_UNIT score), f being FRAGMENT_MOD_BODY: the constants go into factors that scores have anyway.
-// With HAS_KEY_SLOPE f adds to its score what grows by the same amount from key to key in a row, as ALiBi does: then the rows'
-// amounts are KEY_SLOPE_BODY, a lane's score costs one multiply-add, and what its first key is given is left to the softmax
-// (row_terms). With SCORE_MOD_ARRAYS it looks up arrays, which have no element for keys past the last one: it is compiled once more
-// for tiles that have such keys.
+// score_mod is SCORE_FACTOR f(SCORE_UNIT score), where f is FRAGMENT_MOD_BODY: the constants are merged into existing factors of
+// the scores. With HAS_KEY_SLOPE, f adds a term to the score that grows by a constant from key to key in a row, as ALiBi does.
+// KEY_SLOPE_BODY gives the rows' slopes, a lane's score costs one multiply-add, and the softmax adds the term of the lane's first
+// key (row_terms). With SCORE_MOD_ARRAYS f reads arrays, which have no element for keys past the last key: f is compiled a second
+// time for tiles with such keys.
 //
-// tanh: where all of its arguments in 8 scores are near 0, as those of a soft cap are, a polynomial does, and none of the special
-// functions that run at an eighth of the rate; otherwise the 8 are computed anew with tanh1 of common.cl. With QUICK_TANH it is the
-// device's own, of a relative error of 2^-11: that of a score rounded to float16.
+// tanh: if all arguments in 8 scores are near 0, as under a soft cap, a polynomial is enough, without special functions, which run
+// at an eighth of the rate; otherwise tanh1 in common.cl computes the 8 scores again. With QUICK_TANH the device's tanh is used,
+// with a relative error of 2^-11, as for a score rounded to float16.
 
 #define NEAR_0 0.75f
-#define FRAGMENT_SCORES 8  // of 16 keys and two rows
+#define FRAGMENT_SCORES 8  // 16 keys and two rows
 
 #ifndef QUICK_TANH
 #define QUICK_TANH 0
@@ -21,7 +21,7 @@
 #endif
 #ifndef FRAGMENT_MOD_BODY
 #define FRAGMENT_MOD_BODY SCORE_MOD_BODY
-#define SCORE_MOD_ARRAYS 1  // for all that is known
+#define SCORE_MOD_ARRAYS 1  // assume arrays
 #define SCORE_UNIT 1.0f
 #define SCORE_FACTOR 1.0f
 #endif
@@ -46,7 +46,7 @@ inline float near_tanh(const float x, float* largest) {
 
 #if HAS_SCORE_MOD
 inline float fragment_mod(const float score, const int b, const int h, const int q_idx, const int kv_idx MOD_PARAMS) FRAGMENT_MOD_BODY
-// The same if no tanh in it is asked for more than NEAR_0; *largest becomes the largest that it is asked for.
+// The same function, if no tanh argument exceeds NEAR_0; *largest becomes the largest argument.
 #undef TANH
 #define TANH(x) near_tanh(x, largest)
 inline float near_fragment_mod(const float score, const int b, const int h, const int q_idx, const int kv_idx,
@@ -58,12 +58,12 @@ inline float near_fragment_mod(const float score, const int b, const int h, cons
 inline float key_slope(const int b, const int h, const int q_idx MOD_PARAMS) KEY_SLOPE_BODY
 #endif
 
-// Of a lane's two rows: what their scores grow by from key to key, and what is to be added to all of their scores.
+// For a lane's two rows: the slope of the scores from key to key, and the term to add to all scores.
 typedef struct {
     float slope[2], bias[2];
 } row_terms;
 
-// Of scores that `unit` makes those that f has, for keys from `first` on.
+// Returns the terms for scores in `unit`, for keys from `first` on.
 inline row_terms terms_of(const float unit, const int batch, const int head, const int rows[2], const int first MOD_PARAMS) {
     row_terms terms = {{0.0f, 0.0f}, {0.0f, 0.0f}};
 #if HAS_KEY_SLOPE
@@ -76,12 +76,12 @@ inline row_terms terms_of(const float unit, const int batch, const int head, con
     return terms;
 }
 
-// s[i] times `unit` is the score, as f takes it, of query rows[i / 2 % 2] and of key `first` + i / 4 * 8 + i % 2; becomes the
-// modified one times `factor`, with HAS_KEY_SLOPE in its old units and without the bias of `terms`.
+// s[i] times `unit` is f's input score, for query rows[i / 2 % 2] and key `first` + i / 4 * 8 + i % 2. s[i] becomes the modified
+// score times `factor`; with HAS_KEY_SLOPE in the old units and without the bias in `terms`.
 #define Q_IDX rows[i / 2 % 2]
 #define KEYS_ON (i / 4 * 8 + i % 2)
 #define KV_IDX (first + KEYS_ON)
-#define SEEN_KV_IDX min(KV_IDX, last)  // of a key that exists: arrays of the user's have no element for others
+#define SEEN_KV_IDX min(KV_IDX, last)  // an existing key: user arrays have no element for other keys
 #if HAS_KEY_SLOPE
 inline void score_lanes(float* s, const int count, const row_terms terms) {
 #pragma unroll
@@ -113,8 +113,8 @@ DEFINE_SCORE_LANES(score_lanes_to_last, SEEN_KV_IDX)
 #define SCORE_LANES(name)
 #endif
 
-// The same, and -infinity for keys that a query does not see. Keys before `end` exist, and the queries see them as far as
-// seen_as (TILE_*) and without KV_BLOCK_RANGES their position say; whole: they see all `count` of them.
+// Also sets scores of keys hidden from a query to -infinity. Keys before `end` exist, and the queries see them as far as seen_as
+// (TILE_*) and, without KV_BLOCK_RANGES, their position allow; whole: they see all `count` keys.
 inline void modify_scores(float* s, const int count, const row_terms terms, const float unit, const float factor, const int batch,
                           const int head, const int rows[2], const int first, const int end, const int seen_as,
                           const bool whole MOD_PARAMS) {

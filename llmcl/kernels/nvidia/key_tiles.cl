@@ -1,7 +1,7 @@
-// The tiles of keys that a group of queries sees, one after the other across ranges (kv_block_ranges.cl): copies need not stop
-// between ranges. After kv_block_ranges.cl, with BLOCK_N.
+// The key tiles seen by a group of queries, one after the other across ranges (kv_block_ranges.cl): copies continue from range to
+// range. Include after kv_block_ranges.cl, with BLOCK_N.
 
-// A tile of keys: those from j on of a range of keys; none if the range is (0, 0).
+// A tile of keys in a range, from j on; no tile if the range is (0, 0).
 typedef struct {
     int j;
     int2 range;
@@ -11,7 +11,7 @@ inline int class_of(const tile_coord at, const int batch, const int head, const 
     return class_in_range(at.range, batch, head, rows, at.j, min(at.j + BLOCK_N, at.range.y) MOD_ARGS);
 }
 
-// The first tile after `at` that a query of the group sees a key of.
+// Returns the first visible tile after `at`.
 inline tile_coord tile_after(tile_coord at, kv_block_ranges* left, const int batch, const int head, const int2 rows MOD_PARAMS) {
     do {
         at.j += BLOCK_N;

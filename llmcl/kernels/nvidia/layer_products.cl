@@ -1,25 +1,27 @@
-// The products of nvidia/persistent_layers.cl by the storage types of its weights: those of nvidia/product.cl, or with quantised weights
-// of nvidia/product_quantized.cl. And those of experts by the same names with expert_ in front: the same, or with EXPERT_WEIGHT those of
-// nvidia/product_quantized.cl beside weights of 16 bits. WEIGHT and the macros of products are then those of the experts from here on.
+// The products in nvidia/persistent_layers.cl by weight storage type: from nvidia/product.cl, or for quantised weights from
+// nvidia/product_quantized.cl. Expert products have the same names with the prefix expert_: the same functions, or with
+// EXPERT_WEIGHT the functions from nvidia/product_quantized.cl beside 16-bit weights. From here on, WEIGHT and the product macros
+// then describe the experts.
 //
-// And the product of a float32 router, with ROUTER_IS_FLOAT.
+// Also the product of a float32 router, with ROUTER_IS_FLOAT.
 //
-// With OTHER_WEIGHT those of nvidia/product_quantized.cl for two types, by the same names (nvidia/second_type.cl).
+// With OTHER_WEIGHT, the functions from nvidia/product_quantized.cl for two types, under the same names (nvidia/second_type.cl).
 //
-// Build: WEIGHT, EXPERT_WEIGHT (quantised), HIDDEN, MAX_COLUMNS, EXPERT_COLUMNS (the most of experts' products), and what those say.
+// Build: WEIGHT, EXPERT_WEIGHT (quantised), HIDDEN, MAX_COLUMNS, EXPERT_COLUMNS (maximum over expert products), and the constants
+// of those files.
 #if QUANTIZED
 #define FLOAT_COLUMNS 0
 #else
 #define FLOAT_COLUMNS 1
 #include "nvidia/product.cl"
-#define OWN_RUNS (((HIDDEN) / RUN + WARPS - 1) / WARPS)  // of a warp, of x
+#define OWN_RUNS (((HIDDEN) / RUN + WARPS - 1) / WARPS)  // runs of x per warp
 enum { OWN_COLUMNS = OWN_RUNS * RUN };
 #endif
 
 #ifdef EXPERT_WEIGHT
 enum {
-    PRODUCT_FLOATS = COLUMN_FLOATS,      // local, of a warp's columns
-    PRODUCT_SUM_FLOATS = SUM_FLOATS,     // of a group
+    PRODUCT_FLOATS = COLUMN_FLOATS,      // local, for a warp's columns
+    PRODUCT_SUM_FLOATS = SUM_FLOATS,     // local, for a group
     PRODUCT_SQUARES_AT = SQUARES_AT,
     STREAM_X_FOURS = STREAM_FOURS(HIDDEN),
     PRODUCT_RUN = RUN
@@ -58,8 +60,8 @@ enum {
 enum { EXPERT_FLOATS = COLUMN_FLOATS, EXPERT_SUM_FLOATS = MAX(SUM_FLOATS, HIDDEN) };
 #define expert_load expert_load_early
 
-// Columns as `receive` of the 16-bit product leaves them, as the products of experts take them. sums, expert_sums: of both; their sums
-// of squares are the same. For all work-items of a group, whose earlier products of experts all are through.
+// Converts columns from `receive` in the 16-bit product to the layout of the expert products. sums, expert_sums: sums of squares
+// for both, with equal values. Called by all work-items in a group, after all earlier expert products.
 inline void take_columns(__local float* columns, __local const float* sums, __local float* expert_sums) {
     const int item = this_item(), lane = item % WARP, warp = item / WARP;
 #pragma unroll

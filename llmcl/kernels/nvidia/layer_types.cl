@@ -1,12 +1,13 @@
-// Which weights of a layer in nvidia/persistent_layers.cl are stored in OTHER_WEIGHT, where a launch has such beside those in WEIGHT.
+// Tells which of a layer's weights in nvidia/persistent_layers.cl are stored as OTHER_WEIGHT, if a launch has a second type beside
+// WEIGHT.
 //
-// AT_TYPES      bit OF_NAME: that product's weight is; from bit FIRST_UNIT_AT on, the number of units of qkv that lie at AT_QKV
-// AT_QKV_REST   where the others lie, of another type, in layers that have them
+// AT_TYPES      bit OF_NAME: the product's weight is OTHER_WEIGHT; from bit FIRST_UNIT_AT on, the number of qkv units at AT_QKV
+// AT_QKV_REST   the address of the remaining qkv units, with another type, in layers with two qkv types
 //
-// Units of the rest keep their numbers, and so their work-groups: a group has as many units of qkv as where all lie in one place. Such a
-// launch has no recurrent layers and no attention with a gate, whose rows would lie behind those of qkv, too.
+// The remaining units keep their numbers, and so their work-groups: a group has as many qkv units as with a single buffer. Such a
+// launch has no recurrent layers and no attention gate, because their rows would follow the qkv rows, too.
 //
-// Build: OTHER_PRODUCTS, bits as of AT_TYPES: which products have weights in OTHER_WEIGHT in some layer.
+// Build: OTHER_PRODUCTS, bits as in AT_TYPES: the products with OTHER_WEIGHT in some layer.
 #ifdef OTHER_WEIGHT
 #define OF_QKV 0
 #define OF_QKV_REST 1
