@@ -154,15 +154,15 @@ inline float sum16(float16 v) {
 #define EPILOGUE_ADD 1
 #define EPILOGUE_SWIGLU 2  // gate(g) up; GATE selects the gate
 
-// The gate in EPILOGUE_SWIGLU, for vectors of any width and a matching exponential: g sigmoid(z) with z = g (SiLU), or z = 2
-// sqrt(2/pi) (g + 0.044715 g^3), the tanh approximation of GELU (Hendrycks and Gimpel, 2016).
+// The gate in EPILOGUE_SWIGLU, for vectors of any width and a matching exponential: g sigmoid(z) with z = g (SiLU), or
+// z = 2 sqrt(2/pi) (g + 0.044715 g^3), the tanh approximation of GELU (Hendrycks and Gimpel, 2016).
 #define GATE_SILU 0
 #define GATE_GELU_TANH 1
 #define GATE_MINUS_Z(g) (GATE == GATE_GELU_TANH ? -1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)) : -(g))
 #define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(GATE_MINUS_Z(g))))
 
-// Applies an expert's gate to gate g and up u: GATE_VALUE(g) u, or clamped as in gpt-oss, g' sigmoid(1.702 g') (u' + 1) with g' =
-// min(g, 7) and u' from -7 to 7.
+// Applies an expert's gate to gate g and up u: GATE_VALUE(g) u, or clamped as in gpt-oss,
+// g' sigmoid(1.702 g') (u' + 1) with g' = min(g, 7) and u' from -7 to 7.
 #define GATE_CLAMPED_SWIGLU 2
 #define AT_MOST(v, top, type) ((v) > (top) ? (type)(top) : (v))
 #define AT_LEAST(v, low, type) ((v) < (low) ? (type)(low) : (v))

@@ -1,4 +1,4 @@
-// Tells which of a layer's weights in nvidia/persistent_layers.cl are stored as OTHER_WEIGHT, if a launch has a second type beside
+// Marks the weights of a layer in nvidia/persistent_layers.cl that are stored as OTHER_WEIGHT, if a launch has a second type beside
 // WEIGHT.
 //
 // AT_TYPES      bit OF_NAME: the product's weight is OTHER_WEIGHT; from bit FIRST_UNIT_AT on, the number of qkv units at AT_QKV

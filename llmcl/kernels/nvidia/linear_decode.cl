@@ -1,9 +1,8 @@
-// y = W x for one token on NVIDIA GPUs: WARPS warps share the columns of a 16-row tile (of two tiles with SWIGLU), as
-// nvidia/product.cl says.
+// y = W x for one token on NVIDIA GPUs: WARPS warps share the columns of a 16-row tile (two tiles with SWIGLU), see nvidia/product.cl.
 // Formula, arguments and build constants as in cpu/linear_decode.cl, and
-//   WARPS   warps of a work-group
+//   WARPS   warps per work-group
 //
-// Index space: one work-group a unit of tiles. Local memory: 4 K + 264 WARPS bytes.
+// Index space: a work-group per unit of tiles. Local memory: 4 K + 264 WARPS bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
     !defined(EPILOGUE) || !defined(WARPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_decode.cl needs the build constants WEIGHT, K, N, N_TILES, NORM, EPS, EPILOGUE, WARPS and those of the step state"

@@ -1,9 +1,9 @@
-// y = W x for one token on NVIDIA GPUs, quantised weights, as nvidia/product_quantized.cl says.
+// y = W x for one token on NVIDIA GPUs, for quantised weights, see nvidia/product_quantized.cl.
 // Formula, arguments and build constants as in cpu/linear_decode.cl (with DOT 0 or 1), and
-//   WARPS     of a work-group
-//   N_GROUPS  work-groups; each takes every N_GROUPS-th unit, so that a token's activations are staged once for many
+//   WARPS     warps per work-group
+//   N_GROUPS  work-groups; each takes every N_GROUPS-th unit, so that the token's activations are staged once for many units
 //
-// Index space: N_GROUPS groups of 32 WARPS. Local memory: 2 KB a warp, and with DOT 1.125 K bytes, else 4 K.
+// Index space: N_GROUPS groups with 32 WARPS work-items. Local memory: 2 KB per warp, plus 1.125 K bytes with DOT, otherwise 4 K.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(NORM) || !defined(EPS) || \
     !defined(EPILOGUE) || !defined(DOT) || !defined(WARPS) || !defined(N_GROUPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_decode_quantized.cl needs the build constants named in its head and those of the step state"

@@ -1,45 +1,44 @@
-// Y = X W^T for the few tokens of a step, at most MAX_ROWS, on the matrix units of NVIDIA GPUs (sm_80 and later): each
-// weight is read once, at the memory's speed.
-// Formula and arguments as in cpu/linear_prefill.cl, except that x is OPERAND in blocks of 8 x 8 (`pack_activations`):
-// products of 16-bit operands, float32 sums. With PACKED_OUT the output is OUT in that layout, too: what the next product
-// takes.
+// Y = X W^T for the few tokens of a step, at most MAX_ROWS, on the matrix units of NVIDIA GPUs (sm_80 and later): each weight is
+// read once, at memory speed.
+// Formula and arguments as in cpu/linear_prefill.cl, except for x: OPERAND in blocks of 8 x 8 (`pack_activations`). Operands have
+// 16 bits, sums are float32. With PACKED_OUT the output is OUT in the same layout, the next product's input.
 //
-// A norm between two products is split over them. With LEAVES the one that adds to the residual also leaves x times the
-// norm's weights in `normed`, and the sum of squares of each 16 values of x in `squares`. With SCALED the next one takes
-// those rows, and multiplies its sums by 1 / sqrt(mean of squares + EPS).
+// A norm between two products is split over both. With LEAVES the first product adds to the residual, and also leaves x times the
+// norm's weights in `normed`, and the sum of squares of each 16 values of x in `squares`. With SCALED the second product reads the
+// rows in `normed`, and multiplies its sums by 1 / sqrt(mean of squares + EPS).
 //
 //   norm     float [OUT_STRIDE], weights        normed  OUT [ceil(n/8)][OUT_STRIDE/8][8][8]
-//   squares  float [n][OUT_STRIDE/16]; of x, with SCALED: [n][K/16]
+//   squares  float [n][OUT_STRIDE/16]; for x, with SCALED: [n][K/16]
 //
-// The weights are the operand of 16 rows, 8 tokens the columns of the other. A work-group takes TILES tiles, a warp every
-// WARPS-th piece of 32 columns. Of the 16 TILES rows lane (g, t) = (lane / 4, lane % 4) has 2 TILES neighbouring ones, from
-// 2 TILES g on, and of a piece the columns that the pieces' file names: which rows and columns meet in one product is
-// free, as long as the activations' columns agree.
+// The weights are the 16-row operand, 8 tokens are the columns of the other operand. A work-group takes TILES tiles, a warp every
+// WARPS-th piece of 32 columns. Among the 16 TILES rows, lane (g, t) = (lane / 4, lane % 4) has 2 TILES neighbouring rows, from 2
+// TILES g on; the pieces' file defines the lane's columns in a piece. Rows and columns may be combined freely in a product, as long
+// as the activations' columns agree.
 //
 //     columns, in pieces of 32:    warp 0 | warp 1 | .. | warp WARPS-1 | warp 0 | ..
 //
-// A warp copies its pieces of weights and activations into local memory ahead of time, DEPTH of each into one of STAGES
-// stages, and waits for nobody. At the end the warps' sums are added from the first to the last, so that a token's
-// results are the same to the bit for any MAX_ROWS and n.
+// A warp copies its pieces of weights and activations into local memory ahead of time, DEPTH pieces each into one of STAGES stages,
+// and waits for no other warp. At the end the warps' sums are added in warp order: a token's results are bit-identical for any
+// MAX_ROWS and n.
 //
-// With CHAINED it is a function of nvidia/few_rows_chain.cl, `few_rows_unit`, and x, squares and what is added to are what other
-// groups of the same launch have written. With X_PARTS (1) there are so many counters of them, of equal parts of x's columns, one
-// after the other: a warp waits for a part when it comes to it. So it begins before all of x is there. With K_PARTS (1) the
-// columns are those of several groups, which then read less of x: the first adds its sums to y, the others leave theirs in
-// `squares`, float [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the norm that follows. With MEETS (0) the others leave their sums in
-// `meeting`, and the last group, which has begun last, adds all, in the order of the parts: to y, and with LEAVES for the next product.
-// With FIRST_STEPS the first of two parts has so many of the steps of both, STEP_PIECES each.
+// With CHAINED the file is the function `few_rows_unit` in nvidia/few_rows_chain.cl: other groups in the launch have written x,
+// squares and y. With X_PARTS (1) there are X_PARTS counters for equal parts of x's columns, one after the other: a warp only waits
+// for a part when it needs it, and begins before all of x has arrived. With K_PARTS (1) several groups share the columns, and each
+// group reads less of x: the first group adds its sums to y, the others leave their sums in `squares`, float
+// [K_PARTS - 1][MAX_ROWS][OUT_STRIDE], for the following norm. With MEETS (0) the others leave their sums in `meeting`, and the
+// last group, which began last, adds all sums in part order: to y, and with LEAVES for the next product. With FIRST_STEPS the first
+// of two parts has FIRST_STEPS steps, STEP_PIECES pieces each, of the total.
 //
-//   meeting  float4 [of the groups' rows and 8 tokens][K_PARTS - 1][TILES][lanes], sums; ABSENT words before and after
+//   meeting  float4 [groups' rows and 8 tokens][K_PARTS - 1][TILES][lanes], sums; ABSENT words before and after
 //
-// With EXPERTS it is what nvidia/experts_few_rows.cl is made of: the tokens are those of a block, whose rows may lie anywhere. A group
-// takes one block after the other then, and asks for the first pieces of the next one while it multiplies the last ones of a block.
+// With EXPERTS the file is the base of nvidia/experts_few_rows.cl: the tokens belong to a block, and their rows may lie anywhere. A
+// group then takes one block after the other, and requests the next block's first pieces during the last products of a block.
 //
-// Index space: groups (ceil(N_TILES / TILES)) of 32 WARPS; with K_PARTS so many for each of them, the first parts first.
-// Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with
-// a gate 2 or 4), WARPS, STAGES (3 or more), DEPTH, PACKED_OUT (OUT_STRIDE a multiple of 32, EPILOGUE not the one that
-// adds) and LEAVES (OUT_STRIDE a multiple of 32, EPILOGUE the one that adds), with either OUT, SCALED and with it EPS. x,
-// and out with PACKED_OUT, have tokens to a multiple of 8; what lies past n is anything.
+// Index space: ceil(N_TILES / TILES) groups with 32 WARPS work-items; K_PARTS times as many with K_PARTS, the first parts first.
+// Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with a gate
+// 2 or 4), WARPS, STAGES (3 or more), DEPTH, PACKED_OUT (OUT_STRIDE a multiple of 32, EPILOGUE not "add") and LEAVES (OUT_STRIDE a
+// multiple of 32, EPILOGUE "add"), OUT with either, SCALED, and EPS with SCALED. x, and out with PACKED_OUT, have tokens up to a
+// multiple of 8; rows past n may hold anything.
 // Local memory: LOCAL_BYTES and 4 MAX_ROWS.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(MAX_ROWS) || !defined(TILES) || !defined(WARPS) || !defined(STAGES) || !defined(DEPTH) ||                   \
@@ -48,7 +47,7 @@
 #endif
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
-#define SCALES_AFTER WEIGHT_IS(mxfp4)  // of a row's 32 columns, whose codes alone are multiplied
+#define SCALES_AFTER WEIGHT_IS(mxfp4)  // for a row's 32 columns, because the product only sees the codes
 #if QUANTIZED
 #include "nvidia/few_rows_quantized.cl"
 #else
@@ -65,7 +64,7 @@
 #ifndef MEETS
 #define MEETS 0
 #endif
-#define PIECES (K / 32 / K_PARTS)  // of a group
+#define PIECES (K / 32 / K_PARTS)  // per group
 #define STEP_PIECES (WARPS * DEPTH)
 #define STEPS ((PIECES + STEP_PIECES - 1) / STEP_PIECES)
 #ifdef FIRST_STEPS
@@ -78,23 +77,23 @@
 #if EXPERTS && STAGES > STEPS + 1
 #error "nvidia/experts_few_rows.cl needs no more stages than the steps of a block, and one"
 #endif
-// Whether a stage is read into registers before its products, so that it is free for the copies of a step further on.
+// A stage is read into registers before its products, to free it for the copies of a later step.
 #define FREES (CHAINED && !QUANTIZED && !EXPERTS && DEPTH == 1)
-#define AHEAD (FREES ? STAGES : STAGES - 1)  // steps whose copies are on their way
-#define STEPS_AHEAD (AHEAD < STEPS ? AHEAD : STEPS)  // at first
+#define AHEAD (FREES ? STAGES : STAGES - 1)  // steps with copies in flight
+#define STEPS_AHEAD (AHEAD < STEPS ? AHEAD : STEPS)  // initially
 #define GROUP_ITEMS (WARP * WARPS)
 #define PIECE_BYTES (PIECE_SLOTS * 16)
-#define WEIGHT_BYTES (TILES * PIECE_BYTES)              // of a piece of all tiles; behind it
+#define WEIGHT_BYTES (TILES * PIECE_BYTES)              // for a piece in all tiles; then
 #define DEPTH_BYTES (WEIGHT_BYTES + BLOCKS * 512)       // blocks of 8 tokens by 32 columns
-#define STAGE_BYTES (DEPTH * DEPTH_BYTES)               // of a warp
-#define SUM_BYTES (BLOCKS * TILES * 512)                // of a warp, afterwards in the same memory
-#if EXPERTS  // the sums of two blocks have memory of their own: the next pieces are on their way then
+#define STAGE_BYTES (DEPTH * DEPTH_BYTES)               // per warp
+#define SUM_BYTES (BLOCKS * TILES * 512)                // per warp, later in the same memory
+#if EXPERTS  // separate memory for the sums of two blocks: the next pieces are in flight then
 #define LOCAL_BYTES (WARPS * (STAGES * STAGE_BYTES + 2 * SUM_BYTES))
 #else
 #define LOCAL_BYTES (WARPS * MAX(STAGES * STAGE_BYTES, SUM_BYTES))
 #endif
-#define ROWS (2 * TILES)                                // of a lane
-#define SCALED_TOKENS ((MAX_ROWS + WARPS - 1) / WARPS)  // whose scales a warp computes
+#define ROWS (2 * TILES)                                // per lane
+#define SCALED_TOKENS ((MAX_ROWS + WARPS - 1) / WARPS)  // tokens whose scales a warp computes
 #ifndef CHAINED
 #define CHAINED 0
 #endif
@@ -108,26 +107,26 @@
 #else
 #define LOAD2(p) vload2(0, p)
 #endif
-#ifndef OUT  // where nothing is left in 16 bits
+#ifndef OUT  // nothing is left in 16 bits
 #define OUT OPERAND
 #endif
 #if EXPERTS
-#define SUMS_AT_ONCE 2  // of the warps: one warp adds them all, in few registers
+#define SUMS_AT_ONCE 2  // warps' sums at once: one warp adds all sums, in few registers
 #else
 #define SUMS_AT_ONCE WARPS
 #endif
 
-// Where a warp copies from.
+// The source of a warp's copies.
 typedef struct {
     __global const uchar* weight;  // the group's first tile
     __global const uint4* x;       // the lane's part of the first block
-    int tiles, lane;               // tiles: of the group's that there are
-    int first, steps;              // of the group's pieces
-    int tokens;                    // of the step, from the lane's of the first block on; NO_TOKENS: there is no such source
+    int tiles, lane;               // tiles: existing tiles of the group
+    int first, steps;              // among the group's pieces
+    int tokens;                    // tokens in the step, from the lane's token in the first block on; NO_TOKENS: no such source
 } source;
 #define NO_TOKENS (-8)
 
-// Copies piece p of the weights; zeros where there is none.
+// Copies piece p of the weights; zeros if the piece does not exist.
 inline void fetch_weights(const source* from, const int p, const uint to) {
     const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
     const int piece = from->first + (there ? p : 0);
@@ -143,7 +142,7 @@ inline void fetch_weights(const source* from, const int p, const uint to) {
     }
 }
 
-// The same of the activations. Of a chain beside quantised weights, which are few bytes, those of tokens that there are.
+// Copies piece p of the activations. In a chain with quantised weights (few bytes), only copies existing tokens.
 inline void fetch_activations(const source* from, const int p, const uint to) {
     const bool there = PIECES % STEP_PIECES == 0 || p < PIECES;
     const int piece = from->first + (there ? p : 0);
@@ -154,7 +153,7 @@ inline void fetch_activations(const source* from, const int p, const uint to) {
                      there && (!CHAINED || !QUANTIZED || from->tokens > 8 * i));
 }
 
-// Copies what a warp needs of a step: of weights, of activations or of both.
+// Copies a warp's data for a step: weights, activations or both.
 inline void fetch(const source* from, const int step, const int warp, const uint to, const bool weights, const bool activations) {
 #pragma unroll
     for (int d = 0; d < DEPTH; ++d) {
@@ -164,23 +163,23 @@ inline void fetch(const source* from, const int step, const int warp, const uint
     }
 }
 
-// Where a product's results go.
+// The destination of a product's results.
 typedef struct {
     __global void* out;
     __global const float* norm;
     __global uint* normed;
     __global float* squares;
-    __local const float* scales;  // of a token
+    __local const float* scales;  // per token
     int out_row, n;
-    bool adds;                    // to y, where it is a sum
+    bool adds;                    // add to y, if y is a sum
 #if MEETS
     __global uint* meeting;
-    int part;                     // of the columns
+    int part;                     // column part
 #endif
 #if EXPERTS
-    int2 rows;                    // of out, those of the lane's two tokens
-    float2 weights;               // of these
-    __global const float* bias;   // of the expert's rows
+    int2 rows;                    // rows of out for the lane's two tokens
+    float2 weights;               // weights of the rows
+    __global const float* bias;   // bias for the expert's rows
 #endif
 } target;
 
@@ -190,7 +189,7 @@ typedef struct {
 #define ROW_OF(to, token) (token)
 #endif
 
-// Leaves a lane's values v of a token in 16 bits, `column` being the first.
+// Stores a lane's values v for a token in 16 bits, beginning with `column`.
 inline void write_packed(__global uint* to, const float v[ROWS], const int token, const int column) {
     uint words[TILES];
     to += (((size_t)token / 8 * (OUT_STRIDE / 8) + column / 8) * 8 + token % 8) * 4 + column % 8 / 2;
@@ -205,7 +204,7 @@ inline void write_packed(__global uint* to, const float v[ROWS], const int token
 #endif
 }
 
-// What a lane's rows of two tokens are added to and multiplied with, asked for before the sums of other groups are there.
+// Addends and factors for a lane's rows and two tokens, requested before other groups' sums arrive.
 typedef struct {
     float2 y[2][TILES], norm[TILES];
 } early_values;
@@ -222,8 +221,7 @@ inline void ask_early(early_values* of, const target* to, const int first_tile, 
     }
 }
 
-// What a lane does with its rows of a token: v in order of rows, with an addition as they are then. early: with ASKS_EARLY what they
-// are added to.
+// Writes a lane's rows for a token: v in row order; an addition uses the current values. early: with ASKS_EARLY the addends.
 inline void write_rows(float v[ROWS], const target* to, const int token, const int row, const float2* early) {
 #if PACKED_OUT
     if (row < N && (!EXPERTS || token < to->n)) write_packed((__global uint*)to->out, v, ROW_OF(to, token), to->out_row + row);
@@ -255,8 +253,8 @@ inline void write_rows(float v[ROWS], const target* to, const int token, const i
 }
 
 #if LEAVES
-// The rows v of a token times the norm's weights, and the sum of squares of the tile that they are of. It is the same to
-// the bit for any TILES: of pairs of rows, of pairs of these and so on.
+// Leaves the rows v of a token times the norm's weights, and the sum of squares of the rows' tile. The sum is bit-identical for any
+// TILES: it adds pairs of rows, then pairs of pairs, and so on.
 inline void leave_normed(float v[ROWS], const target* to, const int token, const int row, const float2* early, const int lane) {
     float sums[TILES];
 #pragma unroll
@@ -277,7 +275,7 @@ inline void leave_normed(float v[ROWS], const target* to, const int token, const
 #endif
 
 #if EXPERTS
-// Adds the expert's bias to the rows v of a token, and multiplies them with its weight.
+// Adds the expert's bias to a token's rows v, and multiplies the rows by the expert's weight.
 inline void weigh(float v[ROWS], const target* to, const int token, const int row) {
     const float weight = token % 2 ? to->weights.y : to->weights.x;
 #pragma unroll
@@ -290,7 +288,7 @@ inline void weigh(float v[ROWS], const target* to, const int token, const int ro
 }
 #endif
 
-// The epilogue of a warp's rows and 8 tokens. v[m]: rows 2 m and 2 m + 1 of the lane's; of each tokens 2 t and 2 t + 1.
+// Applies the epilogue to a warp's rows and 8 tokens. v[m]: the lane's rows 2 m and 2 m + 1, each for tokens 2 t and 2 t + 1.
 inline void finish(float4 v[TILES], const target* to, const int first_tile, const int block, const early_values* early,
                    const int lane) {
     const int g = lane / 4, token = block * 8 + 2 * (lane % 4);
@@ -305,7 +303,7 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
     for (int m = 0; m < TILES; ++m) v[m] *= (float4)(scales, scales);
 #endif
 #if EPILOGUE == EPILOGUE_SWIGLU
-    // The lanes of a gate's rows and of the same rows of up exchange what the other needs: each has both for one token.
+    // Lanes with gate rows and lanes with the same up rows exchange values: each then has both for one token.
     const bool up = g & (8 / TILES);
 #pragma unroll
     for (int m = 0; m < TILES; ++m) {
@@ -344,13 +342,13 @@ inline void finish(float4 v[TILES], const target* to, const int first_tile, cons
 #endif
 }
 
-// Asks for a warp's first pieces. done, count, first_step: what it waits for before it reads x, and of x the step that it begins with.
-// The part of x that it waits for next.
+// Requests a warp's first pieces. done, count: the wait before reading x. first_step: the first step. Returns the next part of x to
+// wait for.
 inline int begin_pieces(const source* from, const uint to_stages, const int warp, volatile __global const uint* done, const uint count,
                         const int first_step) {
     int part = X_PARTS > 1 ? first_step / MAX(PART_STEPS, 1) : 0;
 #if CHAINED
-    // The weights of all stages are on their way while it waits; the first stage is then there when all of them are.
+    // All stages' weights are in flight during the wait; the first stage is complete when all weights are.
 #pragma unroll
     for (int step = 0; step < AHEAD; ++step)
         if (step < STEPS) fetch(from, step, warp, to_stages + step * STAGE_BYTES, true, false);
@@ -370,8 +368,8 @@ inline int begin_pieces(const source* from, const uint to_stages, const int warp
 
 #define ACTIVATIONS(stage, j) activations((const __local uint4*)((stage) + WEIGHT_BYTES + (j) * 512), lane)
 
-// The sums of a warp's pieces, whose first ones have been asked for. stages: the warp's; at: the stage with the first piece, afterwards
-// that of the next block's; next: where that is, with EXPERTS.
+// Computes the sums of a warp's pieces, whose first pieces have been requested. stages: the warp's stages; at: the stage with the
+// first piece, updated for the next block; next: with EXPERTS, the next block's source.
 inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const source* next, const __local uchar* stages, int* at,
                        const int warp, volatile __global const uint* done, const uint count, const int first_step, int part,
                        __local float* scales, __global const float* squares, const int n) {
@@ -382,7 +380,7 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
 #pragma unroll
         for (int m = 0; m < TILES; ++m) acc[j][m] = 0.0f;
 #if SCALED
-    // While the first pieces are on their way; of all of a warp's tokens at once.
+    // Computed while the first pieces are in flight, for all of a warp's tokens at once.
     float sum_of[SCALED_TOKENS];
 #pragma unroll
     for (int i = 0; i < SCALED_TOKENS; ++i) sum_of[i] = 0.0f;
@@ -399,11 +397,11 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
         if (lane == 0 && warp + i * WARPS < n) scales[warp + i * WARPS] = 1.0f / sqrt(NO_OVERFLOW(sum) / K + EPS);
     }
 #endif
-    int to = *at == 0 ? (STAGES - 1) * STAGE_BYTES : *at - STAGE_BYTES;  // the stage that is copied to: the one before, or this one
+    int to = *at == 0 ? (STAGES - 1) * STAGE_BYTES : *at - STAGE_BYTES;  // the copies' destination: the previous or the current stage
 #pragma unroll 1
     for (int step = 0; step < STEPS_OF(from); ++step) {
         COPY_WAIT(AHEAD - 1);
-        warp_sync();  // the step is there for all lanes, and all have done with the one before
+        warp_sync();  // the step has arrived for all lanes, and all lanes have finished the previous step
 #if FREES
         uint4 a[2][TILES], b[BLOCKS];
         fragments(a, stages + *at, lane);
@@ -474,9 +472,9 @@ inline void add_pieces(float4 acc[BLOCKS][TILES], const source* from, const sour
 }
 
 #if MEETS
-// Whether the warp is that of the last of K_PARTS groups that have sums of these rows and tokens: v is then the sum of all of
-// them, from the first part to the last. The others leave theirs, words that are not ABSENT, and the last waits for each of these.
-#define ABSENT 0xffffffffu  // a number that no sum is
+// Returns true in the warp of the last of K_PARTS groups with sums for the rows and tokens: v is then the total sum, added from the
+// first part to the last. The other groups leave sums as words that are not ABSENT, and the last group waits for each word.
+#define ABSENT 0xffffffffu  // a bit pattern that no sum has
 inline bool met(float4 v[TILES], const target* to, const int tile, const int block, const int lane) {
     const int place = tile / TILES * BLOCKS + block;
     __global uint* parts = to->meeting + (((size_t)place * (K_PARTS - 1) * TILES) * WARP + lane) * 4;
@@ -512,7 +510,7 @@ inline bool met(float4 v[TILES], const target* to, const int tile, const int blo
 }
 #endif
 
-// Each warp leaves its sums in `buffers`, and takes those of all for some of the blocks: warp `first` for the first one.
+// Each warp leaves its sums in `buffers`, and then adds up all warps' sums for some blocks: warp `first` for the first block.
 inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const target* to, const int tile, const int warp,
                       const int first, const int lane) {
     __local float4* sums = (__local float4*)buffers + lane;  // [warp][block][tile][lane]
@@ -541,8 +539,8 @@ inline void add_warps(float4 acc[BLOCKS][TILES], __local uint4* buffers, const t
 }
 
 #if !EXPERTS
-// What group number `group` does. buffers: LOCAL_BYTES; scales: [MAX_ROWS]. With CHAINED it waits for `done` to be `count` before it
-// reads what others have written; 0: for nothing. Counters of parts are COUNTER_WORDS apart.
+// The work of group number `group`. buffers: LOCAL_BYTES; scales: [MAX_ROWS]. With CHAINED the group waits until `done` equals
+// `count` before it reads other groups' results; count 0: no wait. Counters of parts are COUNTER_WORDS apart.
 inline void few_rows_unit(const int group, __local uint4* buffers, __local float* scales, volatile __global const uint* done,
                           const uint count, __global const uchar* weight, __global const uint4* x, __global void* out,
                           __global const int* state, const int out_row, __global const float* norm, __global uint* normed,

@@ -1,9 +1,9 @@
 // Y = X W^T for all tokens of a step on the matrix units of NVIDIA GPUs (sm_80 and later).
-// Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT [n][K], from `pack_activations`: products of 16-bit
-// operands, float32 sums.
+// Formula and arguments as in cpu/linear_prefill.cl, except for x: WEIGHT [n][K], from `pack_activations`. Operands have 16 bits,
+// sums are float32.
 //
-// A work-group takes 128 tokens and 8 weight tiles (128 rows), a warp 64 tokens and WARP_TILES tiles. Steps of 32 columns
-// come through STAGES buffers in local memory, copied while earlier ones are multiplied.
+// A work-group takes 128 tokens and 8 weight tiles (128 rows), a warp 64 tokens and WARP_TILES tiles. Steps of 32 columns come
+// through STAGES buffers in local memory, copied during the products of earlier steps.
 //
 //            weight rows: 8 tiles of 16                       local memory, 16-byte pieces:
 //              +-------+-------+                              X   row r, piece c at 4 r + (c ^ (r / 2) % 4)
@@ -12,8 +12,8 @@
 //   64 tokens  | warp2 | warp3 |                              8 different groups of banks
 //              +-------+-------+
 //
-// Index space: groups (ceil(n / 128), ceil(N_TILES / 8)) of 64 * 8 / WARP_TILES: the groups that run together share weights,
-// which are read once, while X stays in the second-level cache.
+// Index space: groups (ceil(n / 128), ceil(N_TILES / 8)) with 64 * 8 / WARP_TILES work-items: concurrent groups share weights,
+// which are read once, while X stays in the L2 cache.
 // Build: WEIGHT (f16 or bf16), K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, WARP_TILES (2 or 4).
 // Local memory: 16384 STAGES bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
@@ -31,9 +31,9 @@
 #define STEPS (K / BLOCK_K)
 #define WARPS_ACROSS (BLOCK_TILES / WARP_TILES)
 #define GROUP_ITEMS (2 * WARP * WARPS_ACROSS)
-#define PIECES_EACH (STAGE_BYTES / 32 / GROUP_ITEMS)  // of X, and as many of W
+#define PIECES_EACH (STAGE_BYTES / 32 / GROUP_ITEMS)  // for X, and as many for W
 
-// Copies a work-item's pieces of the next step, and moves on to those of the one after.
+// Copies a work-item's pieces for the next step, and advances to the following step.
 inline void fetch(__global const CAT(WEIGHT, _t)* from_x[PIECES_EACH], __global const CAT(WEIGHT, _t)* from_w[PIECES_EACH],
                   const uint to_x, const uint to_w) {
 #pragma unroll
@@ -62,8 +62,8 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
 #pragma unroll
         for (int j = 0; j < 2 * WARP_TILES; ++j) acc[i][j] = 0;
 
-    // The pieces that a work-item copies at every step: where from, and where to in a stage. Of both matrices a later piece
-    // is a whole number of 8 rows or columns further, which leaves its place among the banks as it is.
+    // A work-item's copies in every step: source, and destination in a stage. In both matrices later pieces are a multiple of 8
+    // rows or columns further on, so they keep their place among the banks.
     const int piece = get_local_id(0), x_row = piece / 4, w_k = piece / 2 % 32, c = piece % 4;
     __global const CAT(WEIGHT, _t)* from_x[PIECES_EACH];
     __global const CAT(WEIGHT, _t)* from_w[PIECES_EACH];
@@ -76,7 +76,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
     }
     const uint to_x = local_base + (x_row * 4 + (c ^ ((x_row >> 1) & 3))) * 16;
     const uint to_w = local_base + STAGE_BYTES / 2 + (piece ^ ((w_k >> 2) & 1)) * 16;
-    uint to_stage = 0;  // bytes to the stage that the next step goes to
+    uint to_stage = 0;  // bytes to the destination stage of the next step
 
 #pragma unroll
     for (int step = 0; step < STAGES - 1; ++step) {
@@ -84,14 +84,14 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
         to_stage += STAGE_BYTES;
         copy_commit();
     }
-    // What a lane gives as addresses: row (matrix & 1) * 8 + lane % 8 of a 16 x 16 piece, its half matrix / 2.
+    // Addresses given by a lane: row (matrix & 1) * 8 + lane % 8 in a 16 x 16 piece, its half matrix / 2.
     const int row = lane & 15, half_of = lane >> 4;
     uint xs = local_base + ((warp_token + row) * 4 + (half_of ^ ((row >> 1) & 3))) * 16;
     uint ws = local_base + STAGE_BYTES / 2 + ((warp_tile * BLOCK_K + row) * 2 + (half_of ^ ((row >> 2) & 1))) * 16;
     const uint last = local_base + (STAGES - 1) * STAGE_BYTES;
     for (int step = 0; step < STEPS; ++step) {
         COPY_WAIT(STAGES - 2);
-        barrier(CLK_LOCAL_MEM_FENCE);  // the step is there for all, and all have done with the buffer fetched next
+        barrier(CLK_LOCAL_MEM_FENCE);  // the step has arrived, and all work-items have finished with the buffer fetched next
         if (step + STAGES - 1 < STEPS) fetch(from_x, from_w, to_x + to_stage, to_w + to_stage);
         to_stage = to_stage == (STAGES - 1) * STAGE_BYTES ? 0 : to_stage + STAGE_BYTES;
         copy_commit();
@@ -114,7 +114,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
         xs += next;
         ws += next;
     }
-    // Lane (g, t) of a result holds rows t, t + 1 of tokens g and g + 8.
+    // Lane (g, t) holds rows t, t + 1 for tokens g and g + 8.
 #pragma unroll
     for (int i = 0; i < 4; ++i)
 #pragma unroll
@@ -124,7 +124,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
             __global float* y = out + (size_t)token * OUT_STRIDE + out_row;
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
-            for (int j = 0; j < WARP_TILES; ++j) {  // 8 rows of a gate tile at 4 (j / 2) + j % 2, of its up tile 2 later
+            for (int j = 0; j < WARP_TILES; ++j) {  // 8 rows of a gate tile at 4 (j / 2) + j % 2, and of its up tile 2 later
                 const int r = (first_tile + warp_tile) / 2 * 16 + j * 8 + 2 * (lane % 4), at = j / 2 * 4 + j % 2;
                 const float2 gate = h ? acc[i][at].zw : acc[i][at].xy, up = h ? acc[i][at + 2].zw : acc[i][at + 2].xy;
                 const float2 v = GATE_VALUE(gate, exp) * up;

@@ -1,21 +1,22 @@
 // Y = X W^T for all tokens of a step on the matrix units of Hopper GPUs, by asynchronous warpgroup products (wgmma).
-// Formula and arguments as in cpu/linear_prefill.cl, except that x is WEIGHT in blocks of 8 x 8 (`pack_activations`): products of
-// 16-bit operands, float32 sums. With PACKED_OUT the output is in that layout, too: what the next product takes.
+// Formula and arguments as in cpu/linear_prefill.cl, except for x: WEIGHT in blocks of 8 x 8 (`pack_activations`). Operands have 16
+// bits, sums are float32. With PACKED_OUT the output has the same layout, as the next product's input.
 //
-// A work-group takes units of 128 tokens and BLOCK_TILES weight tiles of 16 rows, one after the other; each of its two warpgroups
-// has 64 of the tokens and all rows. Steps of 32 columns come through STAGES buffers in local memory, copied while earlier ones
-// are multiplied, those of the next unit already while the last one's results are written.
+// A work-group takes one unit after the other: 128 tokens by BLOCK_TILES weight tiles with 16 rows. Each of its two warpgroups has
+// 64 tokens and all rows. Steps of 32 columns come through STAGES buffers in local memory, copied during the products of earlier
+// steps. The next unit's first steps are copied while the last unit's results are written.
 //
 //               weight rows: BLOCK_TILES of 16        a stage:  X   8 tokens x 32 columns at 512 (token / 8), blocks of 8 x 8
-//              +---------------------------+                    W   tile i at 8192 + 1024 i, 32 bytes for each column,
-//   64 tokens  | warpgroup 0               |                        halves exchanged as wgmma.cl says
+//              +---------------------------+                    W   tile i at 8192 + 1024 i, 32 bytes per column,
+//   64 tokens  | warpgroup 0               |                        halves exchanged, see wgmma.cl
 //              +---------------------------+
 //   64 tokens  | warpgroup 1               |
 //              +---------------------------+
 //
-// Index space: any number of groups of 256; a unit's tokens change fastest, so that groups share weights while they run.
+// Index space: any number of groups with 256 work-items; a unit's tokens change fastest, so that groups share weights while they run.
 // Build: WEIGHT (f16 or bf16), K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, PACKED_OUT (OUT_STRIDE a multiple of 32,
-// EPILOGUE not the one that adds), BLOCK_TILES (16, 8 or 4: the fewer tokens, the fewer, so that no compute unit is idle). x, and out with PACKED_OUT, have tokens to a multiple of 128; what lies past n is anything.
+// EPILOGUE not "add"), BLOCK_TILES (16, 8 or 4: small for few tokens, to keep compute units busy). x, and out with PACKED_OUT, have
+// tokens up to a multiple of 128; rows past n may hold anything.
 // Local memory: 147456 bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(PACKED_OUT) || !defined(BLOCK_TILES) || !defined(STATE_N_TOKENS)
@@ -44,11 +45,11 @@
 #define TILE_BYTES (BLOCK_K * 32)
 #define STAGE_BYTES (X_BYTES + BLOCK_TILES * TILE_BYTES)
 #define STEPS (K / BLOCK_K)
-#define AHEAD (STAGES - 2)  // steps fetched while the products of two others may be under way
+#define AHEAD (STAGES - 2)  // steps fetched ahead while two other steps' products may be running
 #define UNITS_OF(n) (((n) + BLOCK_TOKENS - 1) / BLOCK_TOKENS * ((N_TILES + BLOCK_TILES - 1) / BLOCK_TILES))
 
-// What a work-item copies next: two pieces of X, 64 tokens apart; and two neighbouring ones of each of two tiles, 8 apart, or of
-// one of 8 tiles, or one of 4 tiles.
+// A work-item's next copies: two pieces of X, 64 tokens apart; and two neighbouring pieces in each of two tiles, 8 apart, or in one
+// of 8 tiles, or a piece in one of 4 tiles.
 typedef struct {
     __global const CAT(WEIGHT, _t)* x;
     __global const CAT(WEIGHT, _t)* w0;
@@ -77,7 +78,7 @@ inline void begin_unit(source* from, __global const CAT(WEIGHT, _t)* x, __global
     from->step = 0;
 }
 
-// to: where the work-item's first piece of X and of W go in the first stage.
+// to: destinations for the work-item's first pieces of X and W in the first stage.
 inline void fetch(source* from, const uint to_x, const uint to_w, __global const CAT(WEIGHT, _t)* x,
                   __global const CAT(WEIGHT, _t)* weight, const int n) {
     if (from->unit < UNITS_OF(n)) {
@@ -103,7 +104,7 @@ inline void fetch(source* from, const uint to_x, const uint to_w, __global const
     copy_commit();
 }
 
-// A lane's two neighbouring values of the 8 rows from `row` on; y: of row 0.
+// Writes a lane's two neighbouring values in the 8 rows from `row` on; y points at row 0.
 #if EPILOGUE == EPILOGUE_SWIGLU
 #define BLOCK_OUT (BLOCK_TILES * 8)
 #else
@@ -111,7 +112,7 @@ inline void fetch(source* from, const uint to_x, const uint to_w, __global const
 #endif
 #define EXISTS(row) (N % BLOCK_OUT == 0 || (row) + 2 * ((int)get_local_id(0) % 4) < N)
 #if PACKED_OUT
-inline void write2(__global uint* y, const int row, const float2 v) {  // a warp the 128 bytes of a block
+inline void write2(__global uint* y, const int row, const float2 v) {  // a warp writes the 128 bytes of a block
     if (EXISTS(row)) y[(uint)row / 8 * WARP] = CAT(narrow_, WEIGHT)(v.x, v.y);
 }
 #elif OUT_STRIDE % 2 == 0
@@ -152,15 +153,15 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
 
     const ulong a = wgmma_operand(local_base + warp / 4 * (X_BYTES / 2), 128, BLOCK_K * 16, NO_SWIZZLE);
     const ulong b = wgmma_operand(local_base + X_BYTES, TILE_BYTES, 256, SWIZZLE_32);
-    uint stage = 0;  // in 16 bytes, as operands count
+    uint stage = 0;  // in units of 16 bytes, as in operands
     for (int unit = get_group_id(0); unit < UNITS_OF(n); unit += get_num_groups(0)) {
-        float acc[SUMS];  // of rows 8 j + 2 (lane % 4) + {0, 1}: acc[4 j + {0, 1}] of token lane / 4, acc[4 j + {2, 3}] 8 later
+        float acc[SUMS];  // rows 8 j + 2 (lane % 4) + {0, 1}: acc[4 j + {0, 1}] for token lane / 4, acc[4 j + {2, 3}] for the token 8 later
 #pragma unroll
         for (int i = 0; i < SUMS; ++i) acc[i] = 0;
         for (int step = 0; step < STEPS; ++step) {
             COPY_WAIT(AHEAD - 1);
             local_fence_async();
-            barrier(CLK_LOCAL_MEM_FENCE);  // the step is there for all, and the one before the last multiplied by all
+            barrier(CLK_LOCAL_MEM_FENCE);  // the step has arrived, and all products of the step before the last are done
             fetch(&from, to_x, to_w, x, weight, n);
             wgmma_fence();
             MULTIPLY(WEIGHT, acc, a + stage, b + stage, 1);
@@ -191,7 +192,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
 #endif
 #if EPILOGUE == EPILOGUE_SWIGLU
 #pragma unroll
-            for (int j = 0; j < BLOCK_TILES; ++j) {  // 8 rows of a gate tile, those of its up tile 8 sums later
+            for (int j = 0; j < BLOCK_TILES; ++j) {  // 8 rows of a gate tile; its up tile is 8 sums later
                 const int at = (j / 2 * 4 + j % 2) * 4 + 2 * h;
                 const float2 gate = (float2)(acc[at], acc[at + 1]), up = (float2)(acc[at + 8], acc[at + 9]);
                 write2(y, first_tile * 8 + j * 8, native_divide(gate, 1.0f + native_exp(GATE_MINUS_Z(gate))) * up);
@@ -199,7 +200,7 @@ void linear_prefill(__global const CAT(WEIGHT, _t)* weight, __global const CAT(W
 #else
 #if EPILOGUE == EPILOGUE_ADD
 #pragma unroll
-            for (int j = 0; j < 2 * BLOCK_TILES; ++j) {  // all is read before the first is written
+            for (int j = 0; j < 2 * BLOCK_TILES; ++j) {  // read everything before the first write
                 const float2 before = read2(y, first_tile * 16 + j * 8);
                 acc[4 * j + 2 * h] += before.x;
                 acc[4 * j + 2 * h + 1] += before.y;

@@ -1,10 +1,10 @@
-// Activations for a product on NVIDIA GPUs' matrix units: to[t] = x[t] rounded to nearest even, in the weight's 16 bits.
+// Packs activations for a product on NVIDIA's matrix units: to[t] = x[t] rounded to nearest even, in the weight's 16 bits.
 //
-// x   float [n][K]      to  values beyond float16 become its largest
+// x   float [n][K]      to  values beyond float16 become float16's largest
 //   BLOCKS 0: WEIGHT [n][K]
 //   BLOCKS 1: WEIGHT [ceil(n/8)][K/8][8][8]: blocks of 8 tokens x 8 columns; tokens from n on repeat the last
-// Index space: one work-item 8 values; groups (ceil(K / 8 / LOCAL_SIZE), n), with BLOCKS (ceil(K / LOCAL_SIZE), ceil(n SLOTS / 8)).
-// Build: WEIGHT (f16 or bf16), K (a multiple of 8), BLOCKS, LOCAL_SIZE; with BLOCKS SLOTS (1), rows of a token.
+// Index space: a work-item per 8 values; groups (ceil(K / 8 / LOCAL_SIZE), n), with BLOCKS (ceil(K / LOCAL_SIZE), ceil(n SLOTS / 8)).
+// Build: WEIGHT (f16 or bf16), K (a multiple of 8), BLOCKS, LOCAL_SIZE; with BLOCKS also SLOTS (1), rows per token.
 #if !defined(WEIGHT) || !defined(K) || !defined(BLOCKS) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)
 #error "nvidia/pack_activations.cl needs the build constants WEIGHT, K, BLOCKS, LOCAL_SIZE and those of the step state"
 #endif

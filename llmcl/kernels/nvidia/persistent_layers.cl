@@ -3,61 +3,62 @@
 //   for each layer:  qkv = W_qkv norm(x)  |  attended  |  mid = x + W_o attended  |  ffn = gate(W_gate norm(mid)) W_up norm(mid)  |
 //                    x = mid + W_down ffn
 //
-// Or with experts in place of the MLP: logits = W_router norm(mid), from which each group chooses the token's experts by itself
-// (nvidia/chosen_experts.cl); their gates and ups are ffn, one slot after the other, and W_down takes all slots at once.
+// With experts instead of the MLP: logits = W_router norm(mid), from which each group chooses the token's experts by itself
+// (nvidia/chosen_experts.cl). The experts' gates and ups form ffn, slot after slot, and W_down takes all slots at once.
 //
-// Or with norms of what attention and MLP give: mid = x + norm(W_o attended), x = mid + norm(W_down ffn).
+// With norms after attention and MLP: mid = x + norm(W_o attended), x = mid + norm(W_down ffn).
 //
-// Some layers may be recurrent: mixer_in = W_mixer norm(x), and what is attended comes of that (nvidia/recurrent_mixers.cl). Where
-// attention has a gate, W_gate norm(x) lies behind q, k and v, and its sigmoids are factors of what is attended.
+// Some layers may be recurrent: mixer_in = W_mixer norm(x), and the mixer computes `attended` from it (nvidia/recurrent_mixers.cl).
+// If attention has a gate, W_gate norm(x) follows q, k and v, and its sigmoids scale `attended`.
 //
-// The work of each phase is that of nvidia/linear_decode.cl and nvidia/attention_decode.cl, by the same functions and, with
-// the same number of warps to a group, with the same bits; the launches that it replaces are its twin.
+// Each phase does the work of nvidia/linear_decode.cl or nvidia/attention_decode.cl, with the same functions and, for the same
+// number of warps per group, the same bits. The replaced launches are this kernel's twin.
 //
-// Groups wait for the values that they need (nvidia/flag_in_data.cl), and for nothing else: the weights that a group takes first in
-// the next product are asked for meanwhile. A compute unit's loads are answered in their order, so that whatever a phase reads from
-// global memory before its x is waited for too: the addresses of the layers lie in local memory. Why a vector may be written anew
-// in the next layer: a group sends its rows of a product after it has all of the product's input, and a group without rows in it
-// reads none. So whoever has one whole vector knows that all readers of the one before have theirs. x of the next layer needs all
-// of ffn, ffn all of mid, mid all of attended, each head's attended all its groups' states, those the head's q, k and v, and qkv
-// all of x. Layers with attention and recurrent ones each write rows of their own, so the flag of these is the parity of the layers of
-// that kind so far.
+// Groups only wait for the values that they need (nvidia/flag_in_data.cl). Meanwhile, a group requests its first weights for the
+// next product. A compute unit's loads are answered in order, so any earlier read from global memory also delays a phase: the layer
+// addresses are therefore in local memory. A vector may be overwritten in the next layer, because a group sends its rows of a
+// product only after it has received all of the product's input, and a group without rows reads no input. A group with one whole
+// vector therefore knows that all readers of the previous vector are done. The next layer's x needs all of ffn, ffn all of mid, mid
+// all of attended, a head's attended the states of all the head's groups, a state the head's q, k and v, and qkv all of x.
+// Attention layers and recurrent layers write different rows, so the flag of such rows is the parity of the number of layers of the
+// same kind so far.
 //
-// A row of x has one owner, a group that adds to it and sends it. Or, with SPLIT_K or norms after blocks, each group has an x of its
-// own, to which it adds what it receives (nvidia/residual_stream.cl); mid and next_x are then what is added. A group with rows of
-// qkv or of ffn receives both, and neither is written anew before those rows are sent; a group with neither receives none.
+// A row of x has one owner, a group that adds to it and sends it. With SPLIT_K or norms after blocks, each group instead has its
+// own x, to which it adds all received values (nvidia/residual_stream.cl); mid and next_x are then the addends. A group with rows
+// of qkv or ffn receives both, and neither is overwritten before those rows are sent; a group with neither receives none.
 //
-// layers   ulong [N_LAYERS][LAYER_WORDS]: of each layer the addresses of weights, keys, values and vectors, and a number; AT_NAME
-//          says which word is which, or is negative where the layers have none: that costs nothing.
+// layers   ulong [N_LAYERS][LAYER_WORDS]: per layer, the addresses of weights, keys, values and vectors, and a number. AT_NAME
+//          is the index of a word, or negative if no layer has it, at no cost.
 //            AT_ATTENTION_NORM, AT_MLP_NORM              float [HIDDEN], norms before attention and before the MLP
-//            AT_QKV, AT_OUTPUT, AT_GATE_UP, AT_DOWN      weights; of all experts
+//            AT_QKV, AT_OUTPUT, AT_GATE_UP, AT_DOWN      weights, including all experts
 //            AT_QKV_REST, AT_TYPES                       with OTHER_WEIGHT beside WEIGHT: see nvidia/layer_types.cl
-//            AT_ROUTER, AT_ROUTER_BIAS                   router, float [N_EXPERTS] that its logits get
+//            AT_ROUTER, AT_ROUTER_BIAS                   router, and its bias, float [N_EXPERTS]
 //            AT_K, AT_V                                  keys and values
-//            AT_ATTENTION_POST_NORM, AT_MLP_POST_NORM    float [HIDDEN], norms after them: both or none. See residual_stream.cl
-//            AT_BIAS, AT_OUTPUT_BIAS, AT_GATE_UP_BIAS, AT_DOWN_BIAS    float, of each row of a product; of gate and up [2][FFN]
+//            AT_ATTENTION_POST_NORM, AT_MLP_POST_NORM    float [HIDDEN], norms after attention and MLP: both or none (residual_stream.cl)
+//            AT_BIAS, AT_OUTPUT_BIAS, AT_GATE_UP_BIAS, AT_DOWN_BIAS    float, a bias per row of a product; for gate and up [2][FFN]
 //            AT_HEAD_NORMS, AT_Q_NORM, AT_K_NORM         see qk_norms in attend.cl
 //            AT_SINKS                                    with HAS_SINKS: see online_softmax.cl
-//            AT_ROPE                                     as `rope`, where layers differ
-//            AT_RULES                                    which mods, where layers differ; below N_RULES
-//            AT_ATTENTION_GATE                           weight; QKV then has the rows of W_mixer where a layer is recurrent
-//            AT_CONV, AT_SCALARS, AT_GATED_NORM, AT_CONV_STATES, AT_MATRIX_STATES    of recurrent layers, float
-//            AT_MIXER                                    2 n + 1 of the n-th recurrent layer, 2 n of the n-th other one, from n = 1 on
+//            AT_ROPE                                     like `rope`, if layers differ
+//            AT_RULES                                    index of the mods, if layers differ; below N_RULES
+//            AT_ATTENTION_GATE                           weight; in a recurrent layer, QKV has the rows of W_mixer
+//            AT_CONV, AT_SCALARS, AT_GATED_NORM, AT_CONV_STATES, AT_MATRIX_STATES    in recurrent layers, float
+//            AT_MIXER                                    2 n + 1 for the n-th recurrent layer, 2 n for the n-th attention layer; n >= 1
 // x        float [HIDDEN], in and out; rope, state: as in the separate kernels
-// qkv, attended, mid, ffn, next_x   float, the sizes of qkv, attended, SPLIT_K HIDDEN, FFN, SPLIT_K HIDDEN: flagged, this kernel's
-//          own
+// qkv, attended, mid, ffn, next_x   float, sizes as qkv, attended, SPLIT_K HIDDEN, FFN, SPLIT_K HIDDEN: flagged, private to this
+//          kernel
 // logits   float [N_EXPERTS], flagged
-// parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the splits' states: flagged with a whole word
-// counters uint [4]: groups that have left (0 before and after), layers that were run before this launch, claimed units of ffn,
-//          recurrent layers of those before
+// parts    ulong [N_KV_HEADS][N_SPLITS][PART_VALUES], the split states: flagged with a whole word
+// counters uint [4]: groups that have left (0 before and after), layers run before this launch, claimed units of ffn,
+//          recurrent layers run before this launch
 // mixer_in float [MIXER_ROWS], flagged; only with recurrent layers
 //
-// Index space: N_GROUPS groups of 32 WARPS work-items, which must all run at the same time: one for each compute unit.
-// Build: that of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
-// N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS, AT_*, NORM_EPS (of all norms but those before a block), WARPS (16), and SPLIT_K, a divisor
-// of N_GROUPS: groups that share the columns of W_o and of W_down, 1 with quantised weights; N_EXPERTS, 0 for an MLP, and with
-// experts TOP_K, RENORMALIZE, ROUTER_IS_FLOAT where it is (else WEIGHT); FFN is then TOP_K times the size of one. With recurrent layers
-// N_RECURRENT of them, MIXER_ROWS, DELTA_NET or SHORT_CONV, and what nvidia/recurrent_mixers.cl says. Local memory: group_memory.
+// Index space: N_GROUPS groups with 32 WARPS work-items. All groups must run at the same time: one per compute unit.
+// Build: constants of nvidia/product.cl (nvidia/product_quantized.cl for quantised weights) and nvidia/attend.cl, and HIDDEN, FFN,
+// N_LAYERS, N_GROUPS, N_RULES, LAYER_WORDS, AT_*, NORM_EPS (for all norms except norms before a block), WARPS (16), and SPLIT_K, a
+// divisor of N_GROUPS: groups that share the columns of W_o and W_down, 1 with quantised weights; N_EXPERTS, 0 for an MLP. With
+// experts also TOP_K, RENORMALIZE, and ROUTER_IS_FLOAT for a float32 router (otherwise WEIGHT); FFN is then TOP_K times an expert's
+// size. With recurrent layers also N_RECURRENT (their number), MIXER_ROWS, DELTA_NET or SHORT_CONV, and the constants of
+// nvidia/recurrent_mixers.cl. Local memory: group_memory.
 #if !defined(HIDDEN) || !defined(FFN) || !defined(N_LAYERS) || !defined(N_GROUPS) || !defined(N_RULES) || \
     !defined(LAYER_WORDS) || !defined(SPLIT_K) || !defined(N_EXPERTS)
 #error "nvidia/persistent_layers.cl needs the build constants named in its head"
@@ -74,7 +75,7 @@
 #define MAX_COLUMNS MAX(Q_SIZE / SPLIT_K, EXPERT_COLUMNS)
 #endif
 #include "nvidia/layer_products.cl"
-enum { WEIGHT_BYTES = 2 };  // where columns are split
+enum { WEIGHT_BYTES = 2 };  // for split columns
 #define ATTEND_WARPS (HEAD_DIM > 128 ? WARPS / 2 : WARPS)  // tiles of wide keys take much local memory
 #include "nvidia/attend.cl"
 
@@ -95,10 +96,10 @@ enum { WEIGHT_BYTES = 2 };  // where columns are split
 #include "nvidia/recurrent_mixers.cl"
 #endif
 #define ROUTER_UNITS ((N_EXPERTS + 15) / 16)
-#define MLP_UNITS MAX(FFN / 16, ROUTER_UNITS)  // of those that take mid
+#define MLP_UNITS MAX(FFN / 16, ROUTER_UNITS)  // for products that read mid
 #define QKV_SIZE (Q_SIZE + 2 * N_KV_HEADS * HEAD_DIM)
-#define FIRST_ROWS (QKV_SIZE + (HAS(ATTENTION_GATE) ? Q_SIZE : 0))  // with those of the gate behind them
-#define STREAM_UNITS MAX(MAX(FIRST_ROWS / 16, MIXER_UNITS), MLP_UNITS)  // of those that take x or mid
+#define FIRST_ROWS (QKV_SIZE + (HAS(ATTENTION_GATE) ? Q_SIZE : 0))  // including the gate's rows at the end
+#define STREAM_UNITS MAX(MAX(FIRST_ROWS / 16, MIXER_UNITS), MLP_UNITS)  // for products that read x or mid
 #define OWN_UNITS ((HIDDEN / 16 + N_GROUPS - 1) / N_GROUPS)
 #define CLAIMS (FFN / 16 > 2 * N_GROUPS && !QUANTIZED)
 #define VECTOR_OF(layer_words, name) (HAS(name) ? (__global const float*)(layer_words)[HAS(name) ? AT_##name : 0] : 0)
@@ -114,7 +115,7 @@ enum { WEIGHT_BYTES = 2 };  // where columns are split
 #if N_RULES == 1
 #define MOD_BUFFERS MOD_PARAMS
 #endif
-// Local floats of the warps' columns, and of what they attend with.
+// Local floats for the warps' columns, and for attention.
 #define OWN_FLOATS ((MAX(MAX(PRODUCT_FLOATS, EXPERT_FLOATS), ATTEND_WARPS == WARPS ? WARP_FLOATS : 0) + 3) / 4 * 4)
 #define ATTEND_FLOATS (ATTEND_WARPS == WARPS ? OWN_FLOATS : WARP_FLOATS)
 #if QKV_SIZE % 16 || HIDDEN % 16 || FFN % 16
@@ -128,7 +129,7 @@ ALWAYS_INLINE matrix partition_of(const ulong weight, const int columns, const i
     return m;
 }
 
-// The products with x at the beginning of a layer, of whose table these words are.
+// The products with x at the beginning of a layer. words: the layer's table entries.
 #if RECURRENT
 #define IS_RECURRENT(words) ((words)[AT_MIXER] & 1)
 #else
@@ -156,10 +157,10 @@ ALWAYS_INLINE matrix first_product(const ulong weight, const ulong gate, const b
     return m;
 }
 
-// Whether the group has units of it.
+// Tells whether the group has units of the product.
 ALWAYS_INLINE bool has_units(const matrix* m) { return m->first_unit < m->n_units; }
 
-// The same of a product whose columns SPLIT_K neighbouring groups share: in all units a group has the same ones.
+// A product whose columns are shared by SPLIT_K neighbouring groups: a group has the same columns in all units.
 #define K_PART ((int)get_group_id(0) % SPLIT_K)
 ALWAYS_INLINE matrix split_k_of(const ulong weight, const int columns, const int units) {
     const ulong at = SPLIT_K == 1 ? weight : weight + 16 * WEIGHT_BYTES * (columns / SPLIT_K) * K_PART;
@@ -189,23 +190,23 @@ typedef struct {
     float row_squares[HAS(Q_NORM) ? 2 * WARPS : 1];
 #if RECURRENT
     mixer_memory mixer;
-    uint recurrent_before;  // recurrent layers of those before
+    uint recurrent_before;  // recurrent layers run before this launch
 #endif
     kv_split kept[N_RULES];
     ulong addresses[N_LAYERS * LAYER_WORDS];  // `layers`
-    uint before;  // layers that were run before this launch
-    int layer[LOCAL_SIZE];  // of each work-item
+    uint before;  // layers run before this launch
+    int layer[LOCAL_SIZE];  // per work-item
     ushort new_key[HEAD_DIM];
 } __attribute__((aligned(16))) group_memory;
 
-// The layer at hand. Asked for in each phase: kept in registers over attention it would be spilled, and come back behind the weights
-// that were asked for meanwhile. For the same reason a group's local memory is one structure, with one address.
+// The current layer. Computed again in each phase: values kept in registers during attention would be spilled, and reloaded behind
+// the weights requested meanwhile. For the same reason a group's local memory is a single structure, with a single address.
 typedef struct {
     __local const ulong* at;
     uint number, flag;
     bool is_first, is_last;
     bool recurrent;
-    uint rows_flag;  // of its rows of x: layers with attention and recurrent ones have rows of their own
+    uint rows_flag;  // for the layer's rows of x: attention layers and recurrent layers have separate rows
 } place;
 
 ALWAYS_INLINE place place_now(__local const group_memory* memory) {
@@ -225,12 +226,12 @@ ALWAYS_INLINE place place_now(__local const group_memory* memory) {
     return now;
 }
 
-// Gate and up of the layer at hand. experts: those of each slot; 0 for an MLP.
+// Gate and up of the current layer. experts: expert per slot; 0 for an MLP.
 ALWAYS_INLINE matrix ffn_of(const place* now, __global uint* counters, __local const int* experts) {
     matrix m = TYPED_OF(now, GATE_UP, partition_of(now->at[AT_GATE_UP], HIDDEN, FFN / 16, true));
 #if CLAIMS
     m.claims = counters + 2;
-    m.claimed = (now->number - 1) * (FFN / 16 - N_GROUPS);  // in a layer each unit but two of each group, and a miss of each
+    m.claimed = (now->number - 1) * (FFN / 16 - N_GROUPS);  // units claimed per layer: all but two per group, and a miss per group
 #endif
 #if N_EXPERTS
     m.experts = experts;
@@ -274,7 +275,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
     load_early(&fragment, &to_qkv);
     for (int i = lid; i < N_LAYERS * LAYER_WORDS; i += LOCAL_SIZE) memory.addresses[i] = layers[i];
 #if STREAM
-    // Nobody waits for what a group without such rows has received.
+    // No group waits for data received by a group without such rows.
     const bool has_stream = group < STREAM_UNITS;
 #else
     for (int i = lid; i < OWN_UNITS * 16; i += LOCAL_SIZE) {
@@ -310,7 +311,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
 #else
         product(&to_qkv, &none, &qkv_target, first_rows, HAS(ATTENTION_NORM), columns, sums, &parity, &fragment);
 #endif
-        // A warp attends in the memory of other warps' columns; products end with a barrier, where there are any.
+        // A warp attends in the memory of other warps' columns; products end with a barrier, if the group has any.
         if (ATTEND_WARPS < WARPS && group >= FIRST_UNITS) barrier(CLK_LOCAL_MEM_FENCE);
 
         now = place_now(&memory);
@@ -334,9 +335,9 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         } else
 #endif
         if (attends && range.split < range.n_splits) {
-            // As to_out, which is made after attention: its registers are wanted there.
+            // Like to_out, which is made after attention because attention needs the registers.
             const matrix ahead = TYPED(OUTPUT, split_k_of(now.at[AT_OUTPUT], Q_SIZE, HIDDEN / 16));
-            if (range.n_splits == 1) fetch_first(&ahead);  // over a long context it takes longer so
+            if (range.n_splits == 1) fetch_first(&ahead);  // over a long context the prefetch makes it slower
             __global CAT(KV, _t)* k = (__global CAT(KV, _t)*)now.at[AT_K];
             __global CAT(KV, _t)* v = (__global CAT(KV, _t)*)now.at[AT_V];
             const qk_norms norms = {VECTOR(HEAD_NORMS), VECTOR(Q_NORM), VECTOR(K_NORM)};
@@ -355,7 +356,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             receive(&fragment, &to_out, attended + K_PART * to_out.columns, now.flag, true, 0, false, 0, columns, sums);
 #if N_EXPERTS
 #ifdef ROUTER_IS_FLOAT
-        matrix to_ffn = partition_of(0, HIDDEN, 0, false);  // whose columns are received
+        matrix to_ffn = partition_of(0, HIDDEN, 0, false);  // for the columns to receive
 #else
         matrix to_ffn = partition_of(now.at[AT_ROUTER], HIDDEN, ROUTER_UNITS, false);
 #endif
@@ -399,7 +400,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
             if (has_units(&to_ffn)) take_columns(columns, sums, EXPERT_SUMS);
             choose_experts(&memory.experts, logits, now.flag);
             if (has_units(&to_ffn)) expert_load(EXPERT_FRAGMENT, &to_ffn);
-            barrier(CLK_LOCAL_MEM_FENCE);  // the shares are there
+            barrier(CLK_LOCAL_MEM_FENCE);  // the shares have arrived
         }
 #endif
         const target ffn_target = {ffn, 0, 0, now.flag, true, false, VECTOR(GATE_UP_BIAS)};
@@ -407,7 +408,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
 
         now = place_now(&memory);
 #ifdef DELTA_NET
-        // Its rows of ffn are sent, so mid was there in whole, and before it what all groups have mixed.
+        // The group's rows of ffn are sent, so mid was complete, and before it the mixed rows of all groups.
         if (now.recurrent && group < N_V) keep_inputs(group, (__global float*)now.at[AT_CONV_STATES], &memory.mixer);
 #endif
         if (to_x.first_unit < to_x.n_units)
@@ -428,12 +429,12 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
         ++memory.layer[this_item()];
     }
 #if STREAM
-    if (group == 0) {  // x of the last layer, in whole
+    if (group == 0) {  // the complete x of the last layer
         const residual_stream last = {memory.stream_x, memory.stream_factors, memory.squares[0], false, POST_NORMS, x};
         receive(&fragment, &to_qkv, next_x, (memory.before + N_LAYERS) & 1, true, 0, false, &last, columns, sums);
     }
 #endif
-    // The last group to leave counts the layers; all have read the count.
+    // The last group to leave counts the layers; all groups have read the count.
     barrier(CLK_LOCAL_MEM_FENCE);
     if (lid == 0 && atomic_inc(counters) == N_GROUPS - 1) {
         counters[0] = 0;

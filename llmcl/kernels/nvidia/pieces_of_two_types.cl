@@ -1,14 +1,14 @@
-// The pieces of nvidia/product_quantized.cl where a kernel has weights of two quantised types, WEIGHT and OTHER_WEIGHT: in the same
-// registers, so that a product of one type can ask for the first pieces of one of the other.
+// The pieces of nvidia/product_quantized.cl for kernels with weights in two quantised types, WEIGHT and OTHER_WEIGHT. Both use the
+// same registers, so that a product of one type can request the first pieces of a product of the other type.
 //
-// A fragment has FRAGMENT_PIECES slots. A type with bits beside its nibbles keeps them in the slot after each piece, and of super-blocks
-// two pieces are in flight (nvidia/product_quantized.cl):
+// A fragment has FRAGMENT_PIECES slots. A type with bits beside its nibbles keeps the bits in the slot after each piece. For
+// super-blocks, two pieces are in flight (nvidia/product_quantized.cl):
 //
 //     q4_0     [ piece 0 | piece 1 | piece 2 | piece 3 ]
 //     q4_k     [ piece 0 |         | piece 1 |         ]
 //     q6_k     [ piece 0 | bit pairs | piece 1 | bit pairs ]
 //
-// And as many groups of columns as either type takes.
+// The number of column groups is the larger of both types' numbers.
 #include "nvidia/partition.cl"
 
 #define FRAGMENT_PIECES (!DOT ? 2 : THREE_STEPS ? 3 : 4)
@@ -32,5 +32,5 @@ typedef struct {
 #define HIGH p[1].quants
 #define PIECE_AT(i) ((i) * (FRAGMENT_PIECES / PIECES))
 
-// Asks for a warp's first fragment of either type; see nvidia/second_type.cl.
+// Requests a warp's first fragment in either type; see nvidia/second_type.cl.
 inline void load_next(weight_fragment* fragment, const matrix* m);

@@ -1,16 +1,15 @@
-// The warps of nvidia/attention_arrays_wgmma.cl that ask the copy engine (tensor_map.cl) for queries, keys and values of arrays, one
-// warp for each, those of the next item while the present one is multiplied; that of the keys alone asks which tiles a
-// mask hides. After that file's constants and prefill_items.cl.
+// The warps in nvidia/attention_arrays_wgmma.cl that ask the copy engine (tensor_map.cl) for queries, keys and values in arrays: a
+// warp each for queries, keys and values. They request the next item's data during the current item's products. The key warp alone
+// asks which tiles a mask hides. Include after that file's constants and prefill_items.cl.
 //
-// The maps of a group, N_MAPS of TENSOR_MAP_BYTES, are its part of tensor_maps, which has room for those of all groups
-// (groups, batch).
+// A group's maps, N_MAPS times TENSOR_MAP_BYTES, are its part of tensor_maps, which has room for all groups (groups, batch).
 #include "nvidia/tensor_map.cl"
 #define COPY_WARPS 2
-#define PART_KEYS 64  // that surely lie in one page
+#define PART_KEYS 64  // keys that always lie in a single page
 #define N_MAPS 3
-#define COPY_ARRIVALS 1  // at the barrier that says that a tile is there
+#define COPY_ARRIVALS 1  // arrivals at the barrier of a complete tile
 
-// Where the tiles of STAGES go, and the barriers of the first stage for: there, done with.
+// The place of the tiles for STAGES stages, and the first stage's barriers: full, empty.
 typedef struct {
     uint tiles, full, empty;
 } copy_place;
@@ -27,7 +26,7 @@ inline array_form form_of(const int of, __global const int* state) {
     return form;
 }
 
-// Makes the map that a warp needs, number `own` of its group's, and says where it lies.
+// Makes a warp's map, number `own` in its group, and returns its address.
 inline __global char* map_of(__global char* tensor_maps, const uint fields, const int own, __global const void* array,
                              const array_form form, const int batch, const int lane) {
     const int group = batch * get_num_groups(0) + get_group_id(0);
@@ -36,8 +35,8 @@ inline __global char* map_of(__global char* tensor_maps, const uint fields, cons
     return map;
 }
 
-// The queries of each item, 64 rows for each of two warpgroups, to where columns 64 c to 64 c + 63 of row j are at
-// (64 c + j) 128; rows past the last one become zero. One warp.
+// Copies the queries of each item, 64 rows for each of two warpgroups: columns 64 c to 64 c + 63 of row j go to (64 c + j) 128;
+// rows past the last row become zero. Called by one warp.
 inline void copy_queries(const copy_place to, __global const int* state, __global const CAT(KV, _t)* queries,
                          __global const int* ranges, const int batch, const int lane, __global char* tensor_maps,
                          const uint fields) {
@@ -79,7 +78,7 @@ inline void copy_tiles(const copy_place keys, const copy_place values, __local t
     item next_item = TAKE(0);
     for (int turn = 1; next_item.t0 >= 0; ++turn) {
         const item it = next_item;
-        next_item = TAKE(turn);  // asked for before it is needed
+        next_item = TAKE(turn);  // requested before it is needed
         const int kv_head = it.head / (N_Q_HEADS / N_KV_HEADS);
         const int end = POSITION_OF(it) + min(it.t0 + BLOCK_M, END_OF(it));
         const int2 group_rows = (int2)(POSITION_OF(it) + it.t0, end - 1);
@@ -88,9 +87,9 @@ inline void copy_tiles(const copy_place keys, const copy_place values, __local t
         tile_coord at = {0, (int2)(0)};
         at = tile_after(at, &left, sequence, it.head, group_rows MOD_ARGS);
         int last;
-        do {  // once without any key, too: the consumers wait for a tile
+        do {  // at least once, even without a key: the consumers wait for a tile
             const int n_keys = at.range.y > 0 ? min(BLOCK_N, at.range.y - at.j) : 0;
-            int rows[BLOCK_N / PART_KEYS], blocks[BLOCK_N / PART_KEYS];  // where the parts are; outside of the array: none
+            int rows[BLOCK_N / PART_KEYS], blocks[BLOCK_N / PART_KEYS];  // the places of the parts; outside the array: none
 #pragma unroll
             for (int i = 0; i < BLOCK_N / PART_KEYS; ++i) {
                 const int key = at.j + i * PART_KEYS;

@@ -1,13 +1,13 @@
-// What the prefill kernels of warpgroups share: tiles of keys, the items that a group takes one after the other, and the exponentials
-// and weights of fragments. After query_block.cl, with KV, BLOCK_M, BLOCK_N and N_Q_HEADS.
+// Shared by the warpgroup prefill kernels: key tiles, the items that a group takes one after the other, and exponentials and
+// weights for fragments. Include after query_block.cl, with KV, BLOCK_M, BLOCK_N and N_Q_HEADS.
 
-// A tile of keys: its first position, how many are there, which of them are seen (TILE_*), and whether it is an item's last.
+// A tile of keys: first position, key count, visibility (TILE_*), and a flag for an item's last tile.
 typedef struct {
     int first, n_keys, seen_as, last;
 } tile;
 
-// What a group does: rows from t0 on of a head. With several sequences the end of its rows and what is to be added to a row for its
-// position are its own, else those of the step.
+// A group's item: rows from t0 on of a head. With several sequences, the item has its own row end and its own offset from row to
+// position; otherwise both are the step's.
 typedef struct {
     int head, t0;
 #ifdef STATE_PIECES
@@ -24,8 +24,8 @@ typedef struct {
 #define STATE_OF(it) state
 #endif
 
-// The item that a group takes in its turn number `turn`, if there is one; t0 < 0: none. Items are dealt to and fro, so that
-// groups have equal shares where they become smaller and smaller.
+// Returns a group's item in turn number `turn`; t0 < 0: none. Items are dealt back and forth, so that groups get equal shares
+// although items become smaller and smaller.
 inline item item_of(const int turn, const int n, __global const int* state, __global const int* ranges) {
     const int groups = get_num_groups(0), group = get_group_id(0);
     const int number = turn * groups + (turn & 1 ? groups - 1 - group : group);

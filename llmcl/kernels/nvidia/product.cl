@@ -1,28 +1,28 @@
-// A product for one token, W x, by a work-group: what nvidia/linear_decode.cl and nvidia/persistent_layers.cl have in common.
+// A product for one token, W x, by a work-group: shared by nvidia/linear_decode.cl and nvidia/persistent_layers.cl.
 //
-// A group takes a unit, one 16-row tile or with `gated` two (gate and up), and its warps share the columns in runs of 16. A
-// warp reads a run of a tile, 512 consecutive bytes, 16 a lane: 8 rows of one column, as in the portable variant.
+// A group takes a unit, a 16-row tile or with `gated` two tiles (gate and up), and its warps share the columns in runs of 16. A
+// warp reads a run of a tile, 512 consecutive bytes, 16 bytes per lane: 8 rows of a column, as in the portable variant.
 //
 //     lane:        0        1        2        3      ...      31        tile memory, 16 values a column k:
 //     column k:    0        0        1        1               15       [ rows 0-7 | rows 8-15 ] [ rows 0-7 | ...
 //     rows:       0-7     8-15      0-7     8-15             8-15
 //
-// A fragment of a warp is as many runs of a unit as registers allow, all on their way at once. As soon as a run is used the same
-// run of the next fragment is asked for. A warp receives the columns of its runs, and nobody else reads them, so that no barrier
-// stands between x and its use. The norm's scale comes last, to a row's sum.
+// A warp's fragment has as many runs of a unit as registers allow, all in flight at once. As soon as a run is used, the same run of
+// the next fragment is requested. A warp receives the columns of its own runs, and no other warp reads them, so there is no barrier
+// between x and its use. The norm's scale is applied last, to a row's sum.
 //
-// A product's first fragment is asked for when the first answer for x has come, whether x is there or not: as measured, a compute
-// unit's loads are answered in their order, and x would be seen only after all weights asked for before it.
+// A product's first fragment is requested when the first answer for x has come, complete or not: as measured, a compute unit's
+// loads are answered in order, and x would only be seen after all weights requested before it.
 //
-// Sums are the same to the bit for the same number of warps in a group.
-// Build: WEIGHT (f16 or bf16), EPS, WARPS (of a group), MAX_COLUMNS (of all products), GATE where a unit is gated.
+// Sums are bit-identical for the same number of warps per group.
+// Build: WEIGHT (f16 or bf16), EPS, WARPS (per group), MAX_COLUMNS (over all products), GATE if a unit is gated.
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/partition.cl"
 
-#define RUN 16    // columns that a warp reads at once
-#define PIECES 8  // 16-byte loads of a lane in flight
-// Local floats: of a warp's columns; of the sums of two units, the warps' sums of squares and two numbers of units.
+#define RUN 16    // columns per read of a warp
+#define PIECES 8  // 16-byte loads in flight per lane
+// Local floats: for a warp's columns; for the sums of two units, the warps' sums of squares and two unit numbers.
 #define COLUMN_FLOATS (((MAX_COLUMNS / RUN + WARPS - 1) / WARPS + 7) / 8 * 8 * RUN)
 #define SQUARES_AT (WARPS * 64)
 #define SUM_FLOATS (SQUARES_AT + WARPS + 2)
@@ -31,21 +31,20 @@ typedef struct {
     uint4 words[PIECES];
 } weight_fragment;
 
-#define STEPS(m) (((m)->columns / RUN + WARPS - 1) / WARPS)  // runs of a warp in a unit
+#define STEPS(m) (((m)->columns / RUN + WARPS - 1) / WARPS)  // runs per warp in a unit
 #define FRAGMENTS(m) ((STEPS(m) * TILES(m) + PIECES - 1) / PIECES)
 #define FRAGMENT_STEPS(m) ((STEPS(m) + FRAGMENTS(m) - 1) / FRAGMENTS(m))
-// Whether there is such a run: in a whole matrix always.
+// Tells whether the run exists: always, in a whole matrix.
 #define HAS_RUN(m, step) \
     ((m)->columns / RUN == FRAGMENTS(m) * FRAGMENT_STEPS(m) * WARPS || (step) * WARPS + item / WARP < (m)->columns / RUN)
 
-// Where a run of a unit's first tile begins.
+// Returns the start of a run in a unit's first tile.
 inline __global const CAT(WEIGHT, _t)* run_at(const matrix* m, const int unit, const int run) {
     const tile_column at = place_in(m, unit, run * RUN);
     return (__global const CAT(WEIGHT, _t)*)WEIGHT_OF(m, unit) + (at.tile * m->row_columns + at.column) * 16;
 }
 
-// A run that there is not counts 0, and the last one is loaded for it: a load that some steps do not have would be waited for where it is
-// asked for.
+// A missing run counts 0, but loads the last run instead: the compiler would wait at once for a load that only some steps have.
 #define LAST_RUN(m) ((m)->columns / RUN - 1)
 inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,
                       const int item) {
@@ -55,7 +54,7 @@ inline void load_step(weight_fragment* fragment, const matrix* m, const int unit
     for (int t = 0; t < TILES(m); ++t) fragment->words[slot * TILES(m) + t] = stream16(w + (size_t)t * m->row_columns * 16);
 }
 
-// Asks for a warp's first fragment: at the end of the product before, as nvidia/product_quantized.cl does, or in `receive`.
+// Requests a warp's first fragment: at the end of the previous product, as in nvidia/product_quantized.cl, or in `receive`.
 inline void load_early(weight_fragment* fragment, const matrix* m) {}
 inline void load_first(weight_fragment* fragment, const matrix* m) {
     const int item = this_item();
@@ -63,7 +62,7 @@ inline void load_first(weight_fragment* fragment, const matrix* m) {
     for (int i = 0; i < FRAGMENT_STEPS(m); ++i) load_step(fragment, m, m->first_unit, i, i, item);
 }
 
-// Asks the second-level cache for a warp's first fragment.
+// Prefetches a warp's first fragment into the L2 cache.
 inline void fetch_first(const matrix* m) {
     if (m->first_unit >= m->n_units) return;
     const int item = this_item();
@@ -85,9 +84,9 @@ inline void multiply(float acc[8], const uint4 w, const float x) {
     }
 }
 
-#define STREAM_FOURS(columns) (((columns) / RUN + 8 * WARPS - 1) / (8 * WARPS))  // float4s of x that a work-item receives
+#define STREAM_FOURS(columns) (((columns) / RUN + 8 * WARPS - 1) / (8 * WARPS))  // float4 values of x received per work-item
 
-// Which columns a work-item receives: a warp takes 8 runs at once, 4 lanes a run.
+// The columns received by a work-item: a warp takes 8 runs at once, 4 lanes per run.
 inline places places_of(const int columns) {
     const int item = this_item(), lane = item % WARP, step = 8 * WARPS * RUN;
     const int first = (lane / 4 * WARPS + item / WARP) * RUN + lane % 4 * 4;
@@ -95,8 +94,8 @@ inline places places_of(const int columns) {
     return p;
 }
 
-// Puts the warp's columns of x, times the norm's weights, into `columns` (local, the warp's own), its sum of squares into `sums`.
-// fragment: is left with the first fragment. stream: what x is added to first; 0 for none.
+// Stores the warp's columns of x, times the norm's weights, in `columns` (local, the warp's own), and its sum of squares in `sums`.
+// fragment: gets the first fragment. stream: the stream to add x to first; 0 for none.
 inline void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
                     __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
                     __local float* sums) {
@@ -112,7 +111,7 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
     const bool waiting = wait && poll_again(words, x + p.first, p.stride, step, p.count, most, flag);
     if (m->first_unit < m->n_units) load_first(fragment, m);
 #pragma unroll
-    for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // not in registers meanwhile
+    for (int i = 0; i < (normed ? most : 0); ++i) vstore4(factors[i], lane + i * WARP, columns);  // keeps them out of registers meanwhile
     while (waiting && poll_again(words, x + p.first, p.stride, step, p.count, most, flag)) {
     }
     if (stream) add_to_stream(stream, words, x + p.first, &p, flag);
@@ -134,12 +133,12 @@ inline void receive(weight_fragment* fragment, const matrix* m, __global const f
     }
 }
 
-// The partition m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. fragment: has the first fragment.
-// next: for nvidia/product_quantized.cl. sums: SUM_FLOATS, of which `parity` says which half is free.
+// Computes partition m of epilogue(W rms_norm(x)). columns: from receive. rows: of the output. fragment: holds the first fragment.
+// next: for nvidia/product_quantized.cl. sums: SUM_FLOATS; `parity` selects the free half.
 inline void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
                     __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
     const int item = this_item(), lane = item % WARP, warp = item / WARP;
-    __local int* taken = (__local int*)(sums + SQUARES_AT + WARPS);  // a unit for each parity
+    __local int* taken = (__local int*)(sums + SQUARES_AT + WARPS);  // a unit per parity
     int next_unit = m->first_unit + m->unit_stride, after_next, own = 0;
     for (int unit = m->first_unit; unit < m->n_units; unit = next_unit, next_unit = after_next, *parity ^= 1, ++own) {
         const bool claims = m->claims && next_unit < m->n_units;
@@ -178,7 +177,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
         barrier(CLK_LOCAL_MEM_FENCE);
         after_next = claims ? taken[*parity] : next_unit + m->unit_stride;
         if (warp == own % WARPS) {
-            // A half of the warp sums the gate's rows and one those of up, or each the sums of every second warp.
+            // Half the warp sums the gate's rows and half up's rows, or each half sums every second warp's values.
             const int half_warp = lane / 16, row = unit * 16 + lane % 16;
             float y = 0.0f, scale = 1.0f;
 #pragma unroll
@@ -205,7 +204,7 @@ inline void product(const matrix* m, const matrix* next, const target* to, const
             }
 #endif
             if (lane < 16 && row < rows) deliver(to, row, own * 16 + lane, value, to->bias && !m->gated, bias);
-            warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+            warp_sync();  // no lane waits for values that its own warp has yet to send
         }
     }
 }

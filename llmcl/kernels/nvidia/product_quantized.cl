@@ -1,33 +1,33 @@
-// A product of a quantised weight with one token, W x, by a work-group: what nvidia/linear_decode_quantized.cl and
-// nvidia/persistent_layers.cl have in common. It takes the place of nvidia/product.cl, with the same functions.
+// A product of a quantised weight with one token, W x, by a work-group: shared by nvidia/linear_decode_quantized.cl and
+// nvidia/persistent_layers.cl. Replaces nvidia/product.cl, with the same functions.
 //
-// A quarter of a warp reads a group of a tile (tiles.cl), a lane a piece of it: columns 8h .. 8h+7 and 8h+16 .. 8h+23 of four
-// rows, 32 bytes of nibbles.
+// A quarter of a warp reads a group of a tile (tiles.cl), a lane reads a piece: columns 8h .. 8h+7 and 8h+16 .. 8h+23 in four rows,
+// 32 bytes of nibbles.
 //
 //     lane % 8:     0        1        2        3        4       ...     7        vectors 2h and 2h+1, h = lane % 8 / 4
 //     rows:        0-3      4-7      8-11    12-15     0-3     ...    12-15
 //     columns:    h = 0                               h = 1
 //
-// A step of a tile is 4 groups for each warp. The pieces of a fragment are on their way at once: those of several tiles, of one, or
-// of a part of one (`walk`). As soon as a piece is used the same piece of the next fragment is asked for, after the last fragment
-// the first of the next product. A lane's sums are added over the lanes that have the same rows at the end of a tile, and over the
-// warps at the end of many tiles. A warp receives the columns of its own groups.
+// A step of a tile is 4 groups per warp. The pieces of a fragment are in flight at once: pieces of several tiles, of one tile, or
+// of a part of a tile (`walk`). As soon as a piece is used, the same piece of the next fragment is requested; after the last
+// fragment, the next product's first fragment. A lane's sums are added over lanes with the same rows at the end of a tile, and over
+// the warps at the end of many tiles. A warp receives the columns of its own groups.
 //
-// DOT 1: activations are rounded to 8 bits for each group, as in cpu/quant_tile.cl, s = max |x| / 127, x ~ s xq, and four columns
-// are multiplied by dp4a. An exact integer of 16 columns times d s is added in float32. DOT 0: float32 throughout.
+// DOT 1: activations are rounded to 8 bits per group, as in cpu/quant_tile.cl, s = max |x| / 127, x ~ s xq, and dp4a multiplies
+// four columns. An exact integer for 16 columns times d s is added in float32. DOT 0: float32 throughout.
 //
-// Sums are the same to the bit for the same number of warps in a group.
-// Build: WEIGHT (quantised), DOT, EPS, WARPS (of a group), MAX_COLUMNS (of all products), GATE where a unit is gated.
+// Sums are bit-identical for the same number of warps per group.
+// Build: WEIGHT (quantised), DOT, EPS, WARPS (per group), MAX_COLUMNS (over all products), GATE if a unit is gated.
 #include "common/tiles.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/partition.cl"
 
-#define SLOTS 16  // tiles whose sums wait for the other warps
+#define SLOTS 16  // tiles whose sums wait for the remaining warps
 #define TILE_BYTES(columns) ((columns) / (IS_SUPER ? 256 : 32) * (size_t)(IS_SUPER ? SUPER_BYTES : GROUP_BYTES))
-// Local floats: of a warp's columns; of the sums of the tiles that wait, twice, and of the warps' sums of squares.
+// Local floats: for a warp's columns; for the sums of waiting tiles, twice, and for the warps' sums of squares.
 #define STEPS_OF(columns) (((columns) / 32 + 4 * WARPS - 1) / (4 * WARPS))
 #define PARTS_OF(columns) ((STEPS_OF(columns) + PIECES - 1) / PIECES)
-// A tile of x has three steps: a fragment of two or four pieces would leave a fourth step empty.
+// A tile of x has three steps: a fragment with two or four pieces would leave a fourth step empty.
 #ifdef HIDDEN
 #define THREE_STEPS (STEPS_OF(HIDDEN) == 3)
 #else
@@ -37,34 +37,34 @@
 #ifdef OTHER_WEIGHT
 #include "nvidia/pieces_of_two_types.cl"
 #else
-// At most in a fragment: as many as registers allow. With four of q4_k the compiler moves fragments to memory where MAX_COLUMNS is large,
-// and a step of 70B takes twice the time (docs/notes/h200.md).
+// Maximum pieces per fragment, limited by registers. With four pieces of q4_k the compiler moves fragments to memory if MAX_COLUMNS
+// is large, and a 70B step takes twice the time (docs/notes/h200.md).
 #define WIDE_PIECE (WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1))
 #define PIECES (DOT && WEIGHT_IS(q4_k) ? 2 + THREE_STEPS : (WIDE_PIECE ? 1 : 2) * (DOT ? 2 : 1))
 #define GROUPS_OF(columns) (4 * (((STEPS_OF(columns) + PARTS_OF(columns) - 1) / PARTS_OF(columns) * PARTS_OF(columns) + 1) / 2 * 2))
 #endif
 #define MAX_GROUPS GROUPS_OF(MAX_COLUMNS)
-#define STREAM_FOURS(columns) (GROUPS_OF(columns) / 4)  // float4s of x that a work-item receives
+#define STREAM_FOURS(columns) (GROUPS_OF(columns) / 4)  // float4 values of x received per work-item
 #define GROUP_FLOATS (DOT ? 9 : 32)
 #define COLUMN_FLOATS (MAX_GROUPS * GROUP_FLOATS)
 #define SQUARES_AT (2 * WARPS * SLOTS * 16)
 #define SUM_FLOATS (SQUARES_AT + WARPS)
 
-// What a lane reads of a group: its numbers and the scales of its four rows. LAST, HIGH: those of a piece p.
+// A lane's part of a group: the numbers and the scales of its four rows. LAST, HIGH: the same for a piece p.
 #ifndef OTHER_WEIGHT
 typedef struct {
     uint4 quants[2];
 #if WEIGHT_IS(q8_0)
-    uint4 last[2];  // of columns from 16 on
+    uint4 last[2];  // for columns from 16 on
 #elif HAS_FIFTH_BIT || WEIGHT_IS(q6_k)
-    uint4 high[WEIGHT_IS(q6_k) ? 2 : 1];  // fifth bits; bit pairs of the first and of the last 16 columns
+    uint4 high[WEIGHT_IS(q6_k) ? 2 : 1];  // fifth bits; bit pairs for the first and the last 16 columns
 #endif
     uint2 d;
 #if HAS_MIN
     uint2 m;
 #endif
 #if IS_SUPER
-    uint2 factors;  // sc and mn of q4_k and q5_k, the two sc of q6_k
+    uint2 factors;  // sc and mn in q4_k and q5_k, both sc in q6_k
 #endif
 } piece;
 
@@ -77,9 +77,9 @@ typedef struct {
 #define load_next load_early
 #endif
 
-// How a group goes through its tiles. All but the number of tiles is fixed when a kernel is compiled.
+// A group's order of work through its tiles. All but the number of tiles is fixed at compile time.
 typedef struct {
-    int steps, parts, part_steps, fragment_tiles;  // steps of a tile; fragments of a tile, their steps, or tiles of a fragment
+    int steps, parts, part_steps, fragment_tiles;  // steps per tile; fragments per tile, steps per fragment, or tiles per fragment
     int item, first_group, tiles, fragments;  // item: the work-item
 } walk;
 #define STEP_GROUPS (4 * WARPS)
@@ -98,16 +98,16 @@ ALWAYS_INLINE walk walk_of(const matrix* m) {
     return w;
 }
 
-// Whether a tile has a group in every step of every fragment; where not, a piece past its end has scales of 0.
+// Tells whether a tile has a group in every step of every fragment; otherwise a piece past the end has scales of 0.
 #define IS_WHOLE(m, w) ((m)->columns / 32 == (w)->parts * (w)->part_steps * STEP_GROUPS)
 
-// A tile, and the group of it that is group g of the columns.
+// A tile, and the group in the tile for column group g.
 typedef struct {
     __global const uchar* tile;
     int group;
 } tile_group;
 
-// In the i-th tile of a work-group.
+// In a work-group's i-th tile.
 ALWAYS_INLINE tile_group group_at(const matrix* m, const int i, const int g) {
     const int unit = m->first_unit + (m->gated ? i / 2 : i) * m->unit_stride;
     const tile_column there = place_in(m, unit, 32 * g);
@@ -116,7 +116,7 @@ ALWAYS_INLINE tile_group group_at(const matrix* m, const int i, const int g) {
     return at;
 }
 
-// Of the i-th tile.
+// Loads a piece of the i-th tile.
 ALWAYS_INLINE void load_piece(piece* p, const matrix* m, const int i, const walk* w, const int step) {
     const int lane = w->item % WARP, quad = lane % 4, g_all = w->first_group + step * STEP_GROUPS;
     if (!IS_WHOLE(m, w) && g_all >= m->columns / 32) {
@@ -159,7 +159,7 @@ ALWAYS_INLINE void load_piece(piece* p, const matrix* m, const int i, const walk
 #endif
 }
 
-// The pieces of tile i of a fragment; `part` of the tile.
+// Loads the pieces for tile i of a fragment; `part` of the tile.
 ALWAYS_INLINE void load_pieces(weight_fragment* fragment, const matrix* m, const walk* w, const int first_tile, const int part,
                                const int i) {
     if (first_tile + i >= w->tiles) return;
@@ -168,14 +168,14 @@ ALWAYS_INLINE void load_pieces(weight_fragment* fragment, const matrix* m, const
         load_piece(fragment->pieces + PIECE_AT(i * w->part_steps + s), m, first_tile + i, w, part * w->part_steps + s);
 }
 
-// Asks for a warp's first fragment, which does not depend on x.
+// Requests a warp's first fragment, which does not depend on x.
 ALWAYS_INLINE void load_early(weight_fragment* fragment, const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
     for (int i = 0; i < w.fragment_tiles; ++i) load_pieces(fragment, m, &w, 0, 0, i);
 }
 
-// The numbers of the same into the second-level cache only.
+// Prefetches the first fragment's numbers into the L2 cache only.
 ALWAYS_INLINE void fetch_first(const matrix* m) {
     const walk w = walk_of(m);
 #pragma unroll
@@ -190,18 +190,18 @@ ALWAYS_INLINE void fetch_first(const matrix* m) {
 // ---- a piece's product ----------------------------------------------------------------------------------
 
 #if WEIGHT_IS(mxfp4)
-// mxfp4_numbers of the lower and of the upper half of each byte: `permute` looks up twice the sizes of four codes at once.
+// mxfp4_numbers for the lower and the upper half of each byte: `permute` looks up twice the magnitude for four codes at once.
 ALWAYS_INLINE void mxfp4_numbers8(const uint codes, uint* lower, uint* upper) {
     const uint sizes = codes & 0x77777777u;
     const uint a = permute(0x03020100u, 0x0c080604u, sizes), b = permute(0x03020100u, 0x0c080604u, sizes >> 16);
     const uint low = permute(a, b, 0x6420), high = permute(a, b, 0x7531);
-    // A digit of 8 to b gives the sign of a byte, eight times.
+    // A digit from 8 to b gives a byte's sign, eight times.
     *lower = 0x0c0c0c0cu + low - ((low & permute(codes << 4, 0, 0xba98)) << 1);
     *upper = 0x0c0c0c0cu + high - ((high & permute(codes, 0, 0xba98)) << 1);
 }
 #endif
 
-// Row i's bytes of the 16 columns of half h, in the order of the activations: two words of the first 16 columns, two of the last.
+// Row i's bytes for the 16 columns of half h, in the order of the activations: two words for the first 16 columns, two for the last.
 ALWAYS_INLINE void unpack(const piece* p, const int i, const int h, uint q[4]) {
 #pragma unroll
     for (int v = 0; v < 2; ++v) {
@@ -236,7 +236,7 @@ ALWAYS_INLINE void widen4(const uint2 u, float v[4]) {
 }
 
 typedef struct {
-    float d[4], d_last[4], m[4];  // d_last: of the last 16 columns, with q6_k
+    float d[4], d_last[4], m[4];  // d_last: for the last 16 columns, with q6_k
 } scales4;
 
 ALWAYS_INLINE scales4 scales_of(const piece* p) {
@@ -271,7 +271,7 @@ ALWAYS_INLINE scales4 scales_of(const piece* p) {
 }
 
 #if DOT
-// An integer below 2^22 in size, added to the bits of this float, is its value.
+// An integer below 2^22 in magnitude, added to the bits of this float, becomes the float's value.
 #define INTEGER_BITS 0x4b400000
 ALWAYS_INLINE float integer_of(const int sum) { return as_float(sum) - 0x1.8p23f; }
 #define MINUS_OFFSET ((256 - OFFSET) * 0x01010101u)  // as four signed bytes
@@ -304,7 +304,7 @@ ALWAYS_INLINE void multiply_piece(const piece* p, const int4 x, const float scal
     }
 }
 #else
-// Byte b without the offset: added to the bits of 2^23, a byte is a part of that float's value.
+// Byte b without the offset: added to the bits of 2^23, a byte becomes a part of the float's value.
 #define BYTE_OF(u, b) (as_float(permute(u, 0x4b000000, 0x7440 + (b))) - (0x1p23f + OFFSET))
 
 ALWAYS_INLINE void multiply_piece(const piece* p, const float x[16], const int h, float acc[4]) {
@@ -327,8 +327,8 @@ ALWAYS_INLINE void multiply_piece(const piece* p, const float x[16], const int h
 
 #include "nvidia/quantized_columns.cl"
 
-// The partition m of epilogue(W rms_norm(x)). columns: of receive. rows: of the output. fragment: has the first fragment, and is
-// left with that of `next`. sums: SUM_FLOATS, of which `parity` says which half is free.
+// Computes partition m of epilogue(W rms_norm(x)). columns: from receive. rows: of the output. fragment: holds the first fragment,
+// and gets the first fragment of `next`. sums: SUM_FLOATS; `parity` selects the free half.
 ALWAYS_INLINE void product(const matrix* m, const matrix* next, const target* to, const int rows, const bool normed,
                            __local const float* columns, __local float* sums, int* parity, weight_fragment* fragment) {
     const walk w = walk_of(m);
@@ -344,7 +344,7 @@ ALWAYS_INLINE void product(const matrix* m, const matrix* next, const target* to
             if (part == 0) acc[i][0] = acc[i][1] = acc[i][2] = acc[i][3] = 0.0f;
 #pragma unroll
             for (int s = 0; s < w.part_steps; ++s) {
-                const int g = (part * w.part_steps + s) * 4 + lane / 8;  // of the warp's
+                const int g = (part * w.part_steps + s) * 4 + lane / 8;  // among the warp's groups
                 const piece* p = fragment->pieces + PIECE_AT(i * w.part_steps + s);
 #if DOT
                 multiply_piece(p, *(__local const int4*)(columns + 8 * g + 4 * h), columns[8 * MAX_GROUPS + g], h, acc[i]);
@@ -370,7 +370,7 @@ ALWAYS_INLINE void product(const matrix* m, const matrix* next, const target* to
         }
         part = next_part;
         first_tile = next_tile;
-        // Whole units; two more fragments fit beside the tiles that wait.
+        // Whole units; two more fragments fit beside the waiting tiles.
         const int count = min(first_tile, w.tiles) - finished;
         if (t < w.fragments - 1 && (count <= SLOTS - 2 * PIECES || count % TILES(m))) continue;
         barrier(CLK_LOCAL_MEM_FENCE);
@@ -383,6 +383,6 @@ ALWAYS_INLINE void product(const matrix* m, const matrix* next, const target* to
         finish(m, to, here, scale, rows, finished, count);
         finished += count;
         *parity ^= 1;
-        warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+        warp_sync();  // no lane waits for values that its own warp has yet to send
     }
 }

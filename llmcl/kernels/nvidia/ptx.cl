@@ -1,15 +1,15 @@
-// NVIDIA's instructions that OpenCL C has no word for, as inline PTX: warp shuffles, asynchronous copies into local
-// memory, matrix fragments and products (mma.sync, float32 accumulation). PTX ISA 8, sections 9.7.8 to 9.7.14.
-// Only for devices whose driver takes PTX (`ptx_arch` of DeviceEntry); matrix products need sm_80 and later.
+// NVIDIA instructions without an OpenCL C equivalent, as inline PTX: warp shuffles, asynchronous copies into local memory, matrix
+// fragments and products (mma.sync, float32 accumulation). PTX ISA 8, sections 9.7.8 to 9.7.14.
+// Only for devices whose driver takes PTX (`ptx_arch` in DeviceEntry); matrix products need sm_80 and later.
 //
-// m16n8k16: a fragment of a 16 x 16 matrix A, of B (16 x 8) and of the result (16 x 8), by lane, with g = lane / 4, t = 2 (lane % 4):
+// m16n8k16: fragments of a 16 x 16 matrix A, of B (16 x 8) and of the result (16 x 8), by lane, with g = lane / 4, t = 2 (lane % 4):
 //   A  a0 (g, t), a1 (g + 8, t), a2 (g, t + 8), a3 (g + 8, t + 8): two neighbouring columns each
 //   B  b0 (t, g), b1 (t + 8, g): two neighbouring rows each
 //   C  c0, c1 (g, t), c2, c3 (g + 8, t)
 
 #define WARP 32
 
-// For functions that take weights on their way by address: where the compiler leaves a call, these lie in memory.
+// For functions that take weights in flight by address: if the compiler leaves a call, the weights go to memory.
 #define ALWAYS_INLINE inline __attribute__((always_inline))
 
 inline float shuffle_xor(const float v, const int mask) {
@@ -50,8 +50,8 @@ inline uint warp_min_uint(const uint v) {
     return r;
 }
 
-// Whether it is so in any lane. A loop that goes on for all lanes or for none keeps the warp together, as shuffles and barriers
-// want it: lanes that wait apart may stay apart.
+// Returns true if `here` is true in any lane. A loop that continues for all lanes or for none keeps the warp together, as required
+// by shuffles and barriers: lanes that wait apart may stay apart.
 inline bool warp_any(const bool here) {
     uint any;
     asm volatile("{.reg .pred p, q; setp.ne.u32 p, %1, 0; vote.sync.any.pred q, p, 0xffffffff; selp.u32 %0, 1, 0, q;}"
@@ -61,7 +61,7 @@ inline bool warp_any(const bool here) {
     return any != 0;
 }
 
-// In how many lanes it is so.
+// Returns the number of lanes in which `here` is true.
 inline int warp_count(const bool here) {
     int lanes;
     asm volatile("{.reg .pred p; .reg .b32 all; setp.ne.u32 p, %1, 0; vote.sync.ballot.b32 all, p, 0xffffffff; popc.b32 %0, all;}"
@@ -70,17 +70,17 @@ inline int warp_count(const bool here) {
     return lanes;
 }
 
-// Makes the lanes' writes to local memory visible to their own warp.
+// Makes the lanes' writes to local memory visible to the whole warp.
 inline void warp_sync(void) { asm volatile("bar.warp.sync 0xffffffff;" : : : "memory"); }
 
-// Sums 8 values over the 16 lanes of equal parity, halving what a lane is responsible for at every step. The lane ends with
-// value `sum8_index(lane)`, as its neighbour lane ^ 2 does.
+// Sums 8 values over the 16 lanes with equal parity, halving the values per lane in every step. The lane ends with value
+// `sum8_index(lane)`, and so does lane ^ 2.
 inline float sum8(const float v[8], const int lane) {
     float a[4], b[2];
     const bool high = lane & 16, middle = lane & 8, low = lane & 4;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        const float lower = v[i], upper = v[i + 4];  // not elements chosen by address: they would leave the registers
+        const float lower = v[i], upper = v[i + 4];  // not elements chosen by address, which would leave the registers
         a[i] = (high ? upper : lower) + shuffle_xor(high ? lower : upper, 16);
     }
 #pragma unroll
@@ -95,7 +95,7 @@ inline float sum8(const float v[8], const int lane) {
 
 inline int sum8_index(const int lane) { return (lane >> 4) * 4 + ((lane >> 3) & 1) * 2 + ((lane >> 2) & 1); }
 
-// A barrier of some of a work-group's warps, `items` work-items in all; id 0 is that of barrier().
+// A barrier for some of a work-group's warps, with `items` work-items in all; id 0 is used by barrier().
 inline void named_barrier(const int id, const int items) {
     asm volatile("bar.sync %0, %1;" : : "r"(id), "r"(items) : "memory");
 }
@@ -103,7 +103,7 @@ inline void named_barrier(const int id, const int items) {
 // Orders a work-item's accesses to global memory for the whole device.
 inline void device_fence(void) { asm volatile("fence.acq_rel.gpu;" : : : "memory"); }
 
-// What another group has written in this launch: past the first-level cache, which knows nothing of it.
+// Loads values written by other groups in this launch, bypassing the L1 cache, which is not coherent.
 inline float load_shared_float(__global const float* p) {
     float v;
     asm volatile("ld.global.cg.f32 %0, [%1];" : "=f"(v) : "l"(p) : "memory");
@@ -122,7 +122,7 @@ inline float4 load_shared_float4(__global const float* p) {
     return v;
 }
 
-// The same of words that are written while others look for them: each word is there or not.
+// Loads words that are written during polling: each word is either there or not.
 inline uint4 load_relaxed4(__global const uint* p) {
     uint4 v;
     asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -142,7 +142,7 @@ inline float8 load_shared_float8(__global const float* p) {
     return (float8)(load_shared_float4(p), load_shared_float4(p + 4));
 }
 
-// Loads that stay where they are written, so that all of a run are in flight before the first is used.
+// Loads that the compiler does not move: all loads of a run are in flight before the first use.
 inline uint4 load16_words(__global const void* p) {
     uint4 v;
     asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
@@ -159,8 +159,8 @@ inline uint load4_words(__global const void* p) {
     return v;
 }
 
-// 16 bytes that are read once: past the first-level cache, its neighbours fetched into the second. Not for memory that the
-// same launch writes.
+// Loads 16 bytes that are read once: bypasses the L1 cache, and prefetches the neighbours into the L2 cache. Not for memory written
+// in the same launch.
 inline uint4 stream16(__global const void* p) {
     uint4 v;
     asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
@@ -169,10 +169,10 @@ inline uint4 stream16(__global const void* p) {
     return v;
 }
 
-// Asks the second-level cache for the line that p lies in.
+// Prefetches the line of p into the L2 cache.
 inline void fetch_line(__global const void* p) { asm volatile("prefetch.global.L2 [%0];" : : "l"(p)); }
 
-// Two values of a 32-bit word, widened: the lower half first.
+// Widens the two values in a 32-bit word: the lower half first.
 inline float2 widen_bf16(const uint u) { return (float2)(as_float(u << 16), as_float(u & 0xffff0000u)); }
 inline float2 widen_f16(const uint u) {
     float2 v;
@@ -182,7 +182,7 @@ inline float2 widen_f16(const uint u) {
     return v;
 }
 
-// Two values rounded to nearest even in one word, a in the lower half.
+// Rounds two values to nearest even into a word, a in the lower half.
 inline uint narrow_bf16(const float a, const float b) {
     uint u;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(u) : "f"(b), "f"(a));
@@ -196,7 +196,7 @@ inline uint narrow_f16(const float a, const float b) {
     return u;
 }
 
-// The same of softmax weights, which are at most 1.
+// The same for softmax weights, which are at most 1.
 #define narrow_weights_bf16 narrow_bf16
 inline uint narrow_weights_f16(const float a, const float b) {
     uint u;
@@ -204,14 +204,14 @@ inline uint narrow_weights_f16(const float a, const float b) {
     return u;
 }
 
-// a + b, rounded: never a part of a multiply-add.
+// a + b, rounded: never contracted into a multiply-add.
 inline float add_rounded(const float a, const float b) {
     float r;
     asm("add.rn.f32 %0, %1, %2;" : "=f"(r) : "f"(a), "f"(b));
     return r;
 }
 
-// Four products of bytes, added to c: unsigned bytes of a, or signed ones, by the signed bytes of b (sm_61 and later).
+// Four byte products, added to c: unsigned or signed bytes of a, times signed bytes of b (sm_61 and later).
 inline int dot4(const uint a, const int b, const int c) {
     int r;
     asm("dp4a.u32.s32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
@@ -223,14 +223,14 @@ inline int dot4_signed(const uint a, const int b, const int c) {
     return r;
 }
 
-// Four bytes chosen of the eight of a (0 to 3) and b (4 to 7), one by each hexadecimal digit of `choice`, the lowest first.
+// Picks four bytes from the eight bytes of a (0 to 3) and b (4 to 7): each hexadecimal digit of `choice` picks a byte, lowest first.
 inline uint permute(const uint a, const uint b, const uint choice) {
     uint r;
     asm("prmt.b32 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(choice));
     return r;
 }
 
-// Arithmetic on two float16 values of a word.
+// Arithmetic on the two float16 values in a word.
 inline uint sub_f16x2(const uint a, const uint b) {
     uint r;
     asm("sub.rn.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b));
@@ -253,21 +253,21 @@ inline uint mul_bf16x2(const uint a, const uint b) {  // sm_90 and later
     return r;
 }
 
-// Word i of v, without an address: v would leave the registers.
+// Word i of v, without an address: with an address, v would leave the registers.
 inline uint word_of(const uint4 v, const int i) { return i < 2 ? (i == 0 ? v.x : v.y) : (i == 2 ? v.z : v.w); }
 
-// v, of which the compiler no longer knows where it comes from: knowing that addresses follow each other, it would carry one
-// for each copy through a loop instead of making them from one.
+// Returns v, but hides its origin from the compiler: otherwise the compiler would carry an address for each copy through a loop
+// instead of deriving all addresses from the first.
 inline int opaque(int v) {
     asm volatile("" : "+r"(v));
     return v;
 }
 
-// get_local_id(0), as if anew: what follows from it is computed where it is used. In a kernel of many phases the compiler would
-// otherwise compute the addresses of all of them at the start and keep them, in registers that it then lacks.
-inline int this_item(void) { return opaque(get_local_id(0)) & 1023; }  // 1023: that it is not negative
+// get_local_id(0), computed afresh: dependent values are computed at the place of use. In a kernel with many phases the compiler
+// would otherwise compute all phases' addresses at the start and occupy registers.
+inline int this_item(void) { return opaque(get_local_id(0)) & 1023; }  // tells the compiler that the result is not negative
 
-// The 32-bit address of local memory that the instructions below want.
+// The 32-bit address in local memory, for the instructions below.
 inline uint local_address(const __local void* p) { return (uint)(size_t)p; }
 
 // Copies 16 bytes, or writes 16 zero bytes without reading.
@@ -278,7 +278,7 @@ inline void copy_commit(void) { asm volatile("cp.async.commit_group;" : : : "mem
 #define COPY_WAIT_ALL asm volatile("cp.async.wait_all;" : : : "memory")
 #define COPY_WAIT(groups_in_flight) asm volatile("cp.async.wait_group %0;" : : "n"(groups_in_flight) : "memory")
 
-// Four 8 x 8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the addresses of matrix i's rows of 16 bytes.
+// Loads four 8 x 8 matrices of 16-bit values; lanes 8 i .. 8 i + 7 give the addresses of matrix i's 16-byte rows.
 inline uint4 load_matrices(const uint from) {
     uint4 v;
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -296,7 +296,7 @@ inline uint4 load_matrices_transposed(const uint from) {
     return v;
 }
 
-// Transposes an 8 x 8 matrix of 16-bit numbers: a lane has two neighbours of row lane / 4.
+// Transposes an 8 x 8 matrix of 16-bit numbers: a lane has two neighbours in row lane / 4.
 inline uint transpose_matrix(const uint rows) {
     uint columns;
     asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(columns) : "r"(rows));
@@ -316,7 +316,7 @@ inline void mma_f16(float4* c, const uint4 a, const uint b0, const uint b1) {
                  : "r"(a.x), "r"(a.y), "r"(a.z), "r"(a.w), "r"(b0), "r"(b1));
 }
 
-// m16n8k8 on tf32: float32 with 10 bits of mantissa, the others being ignored. By lane, with g = lane / 4, t = lane % 4:
+// m16n8k8 on tf32: float32 with a 10-bit mantissa; lower bits are ignored. By lane, with g = lane / 4, t = lane % 4:
 //   A  a0 (g, t), a1 (g + 8, t), a2 (g, t + 4), a3 (g + 8, t + 4)     B  b0 (t, g), b1 (t + 4, g)     C as above
 inline void mma_tf32(float4* c, const float4 a, const float2 b) {
     asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
@@ -325,6 +325,6 @@ inline void mma_tf32(float4* c, const float4 a, const float2 b) {
         : "r"(as_uint(a.x)), "r"(as_uint(a.y)), "r"(as_uint(a.z)), "r"(as_uint(a.w)), "r"(as_uint(b.x)), "r"(as_uint(b.y)));
 }
 
-// The nearest tf32 number; what it leaves, v - near_tf32(v), is exact.
+// The nearest tf32 number; the remainder, v - near_tf32(v), is exact.
 inline float4 near_tf32_4(const float4 v) { return as_float4((as_uint4(v) + 0x1000u) & 0xffffe000u); }
 inline float2 near_tf32_2(const float2 v) { return as_float2((as_uint2(v) + 0x1000u) & 0xffffe000u); }

@@ -1,8 +1,8 @@
-// What a product of a quantised weight has in common whatever the storage type: a warp's columns of the token's x, and the rows that
-// leave it. A part of nvidia/product_quantized.cl, in the middle of which it stands.
+// Common to products of all quantised types: a warp's columns of the token's x, and the output rows. Included in the middle of
+// nvidia/product_quantized.cl.
 
 #if DOT
-// Rounded to the nearest integer, which is then the lower bits, in 8 bits each.
+// Rounds to the nearest integers, 8 bits each; an integer is the lower bits of a float.
 ALWAYS_INLINE uint pack4(const float4 v) {
     const uint4 u = as_uint4(v + 0x1.8p23f) & 0xffu;
     return u.x | u.y << 8 | u.z << 16 | u.w << 24;
@@ -10,7 +10,7 @@ ALWAYS_INLINE uint pack4(const float4 v) {
 ALWAYS_INLINE float largest4(const float4 v) { return fmax(fmax(fabs(v.x), fabs(v.y)), fmax(fabs(v.z), fabs(v.w))); }
 #endif
 
-// Which columns a work-item receives: a warp takes the groups of two steps at once, 4 lanes a group, a lane two float4s of each.
+// The columns received by a work-item: a warp takes the groups of two steps at once, 4 lanes per group, two float4 values per lane.
 ALWAYS_INLINE places places_of(const int columns) {
     const int item = this_item(), lane = item % WARP, groups = columns / 32, most = GROUPS_OF(columns) / 8;
     const int group = 4 * (item / WARP) + lane / 4 % 4 + lane / 16 * STEP_GROUPS;
@@ -19,7 +19,7 @@ ALWAYS_INLINE places places_of(const int columns) {
     return p;
 }
 
-// Puts columns of the warp's group g where products take them: 4 j .. 4 j + 3, and the same 16 further on. For all lanes of a warp.
+// Stores columns of the warp's group g for the products: 4 j .. 4 j + 3, and the same 16 further on. Called by all lanes in a warp.
 ALWAYS_INLINE void put_columns(__local float* columns, const int g, const int j, const float4 a, const float4 b) {
 #if DOT
     float largest = fmax(largest4(a), largest4(b));
@@ -36,10 +36,10 @@ ALWAYS_INLINE void put_columns(__local float* columns, const int g, const int j,
 #endif
 }
 
-// Puts the columns of the warp's groups, times the norm's weights, into `columns` (local, the warp's own), and their sum of squares
-// into `sums`. fragment: for nvidia/product.cl. stream: what x is added to first; 0 for none.
-//   DOT    int4 [groups][2], the words that a lane's columns make, then float [groups], their scales
-//   else   float [groups][32]
+// Stores the columns of the warp's groups, times the norm's weights, in `columns` (local, the warp's own), and their sum of squares
+// in `sums`. fragment: for nvidia/product.cl. stream: the stream to add x to first; 0 for none.
+//   DOT        int4 [groups][2], words of the lanes' columns, then float [groups], scales
+//   otherwise  float [groups][32]
 ALWAYS_INLINE void receive(weight_fragment* fragment, const matrix* m, __global const float* x, const uint flag, const bool wait,
                            __global const float* norm, const bool normed, const residual_stream* stream, __local float* columns,
                            __local float* sums) {
@@ -78,7 +78,7 @@ ALWAYS_INLINE void receive(weight_fragment* fragment, const matrix* m, __global 
     }
 }
 
-// Sums 4 values over the 8 lanes of equal lane % 4. The lane ends with that of row `sum4_index(lane)`, as lane ^ 4 does.
+// Sums 4 values over the 8 lanes with equal lane % 4. The lane ends with row `sum4_index(lane)`, and so does lane ^ 4.
 ALWAYS_INLINE float sum4(const float4 v, const int lane) {
     const bool high = lane & 16, low = lane & 8;
     const float2 kept = high ? v.zw : v.xy, given = high ? v.xy : v.zw;
@@ -88,7 +88,7 @@ ALWAYS_INLINE float sum4(const float4 v, const int lane) {
 }
 ALWAYS_INLINE int sum4_index(const int lane) { return lane % 4 * 4 + (lane >> 4) * 2 + ((lane >> 3) & 1); }
 
-// The rows of `count` tiles from `first` on, whose sums are there.
+// Finishes the rows of `count` tiles from `first` on, whose sums are complete.
 ALWAYS_INLINE void finish(const matrix* m, const target* to, __local const float* sums, const float scale, const int rows,
                           const int first, const int count) {
     for (int i = this_item(); i < count / TILES(m) * 16; i += WARPS * WARP) {

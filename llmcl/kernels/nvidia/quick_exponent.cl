@@ -1,4 +1,4 @@
-// Exponentials as the special function unit gives them: far below the rounding of a softmax weight to 16 bits.
+// Exponentials from the special function unit: the error is far below the rounding of a softmax weight to 16 bits.
 #define LOG2E 1.4426950408889634f
 
 inline float exp2_quick(const float x) {
@@ -7,7 +7,7 @@ inline float exp2_quick(const float x) {
     return r;
 }
 
-// softmax_weight of online_softmax.cl, without a branch.
+// softmax_weight in online_softmax.cl, without a branch.
 inline float quick_weight(const float score, const float m) {
     return exp2_quick((score - (m == -INFINITY ? 0.0f : m)) * LOG2E);
 }

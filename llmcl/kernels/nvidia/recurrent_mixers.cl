@@ -1,28 +1,28 @@
-// What stands in place of attention in a recurrent layer of nvidia/persistent_layers.cl: between two products of one token, by the
-// formulas of portable/short_conv.cl, or of portable/delta_inputs.cl, delta_rule.cl and gated_norm.cl. Rows come with flags, and
-// what is attended goes on with flags.
+// The replacement for attention in a recurrent layer of nvidia/persistent_layers.cl: the work between two products for one token,
+// by the formulas in portable/short_conv.cl, or in portable/delta_inputs.cl, delta_rule.cl and gated_norm.cl. Input rows carry
+// flags, and so does the result.
 //
 // SHORT_CONV: a work-group takes CONV_RUN channels, a work-item one.
 //
-// DELTA_NET: a work-group takes a value head and its key head. A work-item has HEAD_ROWS rows of a column of the head's state S, from
-// before its inputs come, and mixes a channel of q, k or v:
+// DELTA_NET: a work-group takes a value head and its key head. A work-item loads HEAD_ROWS rows in a column of the head's state S
+// before the inputs arrive, and mixes a channel of q, k or v:
 //
 //     S of a head   columns: lid % D_V            channels: lid     [ q: D_K | k: D_K | v: D_V ]
 //                   +----------------+
-//     part 0        | rows 0 ..      |   p = S^T k, r = S^T q of the parts meet in local memory; then each work-item has what
-//     part 1        |                |   its rows become
+//     part 0        | rows 0 ..      |   p = S^T k, r = S^T q are added over the parts in local memory; then each work-item updates
+//     part 1        |                |   its rows
 //                   +----------------+
 //
-// Groups with the same key head read the same inputs of the convolution before this token. Who has the first of these heads keeps the new
-// ones, in a later phase, when all have read the old ones (`keep_inputs`).
+// Groups with the same key head read the same convolution inputs from earlier tokens. The group with the first of these heads
+// stores the new inputs in a later phase, when all groups have read the old inputs (`keep_inputs`).
 //
-// Build: of SHORT_CONV CHANNELS, LENGTH; of DELTA_NET N_K, N_V, D_K, D_V (multiples of 32), LENGTH, HEADS_IN_TURN; LOCAL_SIZE, a multiple
-// of D_V and at least 2 D_K + D_V; NORM_EPS. Local memory: mixer_memory, and 3 LOCAL_SIZE floats.
+// Build: for SHORT_CONV CHANNELS, LENGTH; for DELTA_NET N_K, N_V, D_K, D_V (multiples of 32), LENGTH, HEADS_IN_TURN; LOCAL_SIZE, a
+// multiple of D_V and at least 2 D_K + D_V; NORM_EPS. Local memory: mixer_memory, and 3 LOCAL_SIZE floats.
 #include "common/common.cl"
 #include "nvidia/ptx.cl"
 #include "nvidia/flag_in_data.cl"
 
-// A value, once it is there. For all lanes of a warp.
+// Waits for a value and returns it. Called by all lanes in a warp.
 inline float receive1(__global const float* from, const uint flag) {
     uint word = flag ^ 1;
     bool missing = true;
@@ -35,14 +35,14 @@ inline float receive1(__global const float* from, const uint flag) {
 
 #ifdef SHORT_CONV
 typedef struct {
-    int slot;  // where the sequence's state lies; below 0 while its text begins: then -1 - slot
+    int slot;  // slot of the sequence's state; negative at the beginning of a text: then -1 - slot
 } mixer_memory;
 #define CONV_RUN ((CHANNELS + 32 * N_GROUPS - 1) / (32 * N_GROUPS) * 32)
 #if CONV_RUN > LOCAL_SIZE
 #error "nvidia/recurrent_mixers.cl: a work-group has as many work-items as channels"
 #endif
 
-// Of work-group `group`. rows: b, c and x. inputs: the states of all slots.
+// The work of work-group `group`. rows: b, c and x. inputs: the states in all slots.
 inline void mix_short_conv(const int group, __global const float* rows, const uint rows_flag, __global const float* weights,
                            __global float* inputs, const int slot_word, __global float* mixed, const uint flag) {
     const int lid = this_item(), channel = group * CONV_RUN + lid;
@@ -66,12 +66,12 @@ inline void mix_short_conv(const int group, __global const float* rows, const ui
 #pragma unroll
         for (int i = 0; i < LENGTH - 1; ++i) past[i * CHANNELS] = u[i + 1];
     }
-    warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+    warp_sync();  // no lane waits for values that its own warp has yet to send
 }
 #endif
 
 #ifdef DELTA_NET
-#define OF_HEAD (2 * D_K + D_V)  // channels that a value head needs
+#define OF_HEAD (2 * D_K + D_V)  // channels per value head
 #define CONV_CHANNELS (2 * N_K * D_K + N_V * D_V)
 #define HEAD_PARTS (LOCAL_SIZE / D_V)
 #define HEAD_ROWS (D_K / HEAD_PARTS)
@@ -83,13 +83,13 @@ inline void mix_short_conv(const int group, __global const float* rows, const ui
 
 typedef struct {
     float heads[OF_HEAD] __attribute__((aligned(16)));  // q, k, v after the convolution
-    float inputs[LENGTH - 1][OF_HEAD];                  // those that the next token needs
-    float squares[2][LOCAL_SIZE / WARP];                // of a warp's channels; of its outputs
+    float inputs[LENGTH - 1][OF_HEAD];                  // inputs for the next token
+    float squares[2][LOCAL_SIZE / WARP];                // for a warp's channels; for its outputs
     float decay, rate;
     int slot;  // as above
 } mixer_memory;
 
-// Of value head v, channel i of q, k and v.
+// The channel for value head v and index i in q, k and v.
 inline int channel_of(const int v, const int i) {
     return i < 2 * D_K ? (i / D_K * N_K + KEY_HEAD(v)) * D_K + i % D_K : 2 * N_K * D_K + v * D_V + i - 2 * D_K;
 }
@@ -98,7 +98,7 @@ inline __global float* state_of_head(__global float* states, const int v, const 
     return states + ((size_t)(slot_word >= 0 ? slot_word : -1 - slot_word) * N_V + v) * D_K * D_V;
 }
 
-// Of value head v. rows: q, k, v, z, b, a. scratch: 3 LOCAL_SIZE floats, which others may use until the first of these has come.
+// The work for value head v. rows: q, k, v, z, b, a. scratch: 3 LOCAL_SIZE floats, in use elsewhere until the first row has arrived.
 inline void mix_delta_head(const int v, __global const float* rows, const uint rows_flag, __global const float* weights,
                            __global const float* scalars, __global const float* norm, __global const float* inputs,
                            __global float* states, __local mixer_memory* memory, __local float* scratch, __global float* mixed,
@@ -179,13 +179,13 @@ inline void mix_delta_head(const int v, __global const float* rows, const uint r
         for (int i = 0; i < D_V / WARP; ++i) sum += memory->squares[1][i];
         const float z = receive1(gates + v * D_V + column, rows_flag);
         send(mixed + v * D_V + column, y / sqrt(NO_OVERFLOW(sum) / D_V + NORM_EPS) * factor * z / (1.0f + exp(-z)), flag);
-        warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+        warp_sync();  // no lane waits for values that its own warp has yet to send
     }
 #pragma unroll
     for (int i = 0; i < HEAD_ROWS; ++i) own[i * D_V] = s[i] * decay + d * of_k * k[i];
 }
 
-// Leaves what the next token needs of the convolution's inputs, once all groups have read those before.
+// Stores the convolution inputs for the next token, once all groups have read the old inputs.
 inline void keep_inputs(const int v, __global float* inputs, __local const mixer_memory* memory) {
     const int lid = this_item(), slot_word = *(volatile __local const int*)&memory->slot;
     if (lid >= OF_HEAD || (lid < 2 * D_K && !KEEPS_KEY_HEAD(v))) return;

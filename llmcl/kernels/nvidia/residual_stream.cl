@@ -1,14 +1,14 @@
-// The residual stream of a persistent kernel whose work-groups each keep an x of their own: x += y, or x += rms_norm(y), where y is
-// what a product gave.
+// The residual stream in a persistent kernel whose work-groups each keep their own x: x += y, or x += rms_norm(y), where y is the
+// output of a product.
 //
-// Such a norm needs all of y, and whoever receives y for the next product has all of it in a group; a barrier of the group joins the
-// sums of squares. And a reader can add the parts of y, where SPLIT_K groups share a product's columns. A work-item keeps the values
-// of x that it receives, which are the same ones in each product with x. So an x costs no exchange.
+// Such a norm needs all of y. A group that receives y for the next product has all of y; a group barrier joins the sums of squares.
+// A reader can also add the parts of y, if SPLIT_K groups share a product's columns. A work-item keeps the values of x that it
+// receives, at the same places in each product with x. An own x therefore costs no exchange.
 //
-// Build: WARPS, and where a stream is used NORM_EPS, HIDDEN and SPLIT_K. Local memory: residual_stream.
+// Build: WARPS, and with a stream NORM_EPS, HIDDEN and SPLIT_K. Local memory: residual_stream.
 #include "nvidia/flag_in_data.cl"
 
-// Four values at each FOUR_AT(i), i < count <= most, that a work-item receives. most is known when a kernel is compiled.
+// Four values at each FOUR_AT(i), i < count <= most, received by a work-item. most is known at compile time.
 typedef struct {
     int first, stride, step, count, most, item;
 } places;
@@ -16,11 +16,11 @@ typedef struct {
 // A group's stream. A work-item has every STREAM_ITEMS-th float4.
 typedef struct {
     __local float4* x;
-    __local float4* factors;     // the norm's weights, of ask_factors
-    __local float* squares;      // [WARPS]; another one for the next norm
-    bool is_first;               // what is received is x
-    bool normed;                 // what is received is normalised
-    __global float* out;         // where x is to be left; 0: nowhere
+    __local float4* factors;     // the norm's weights, from ask_factors
+    __local float* squares;      // [WARPS]; alternates between norms
+    bool is_first;               // the received values are x itself
+    bool normed;                 // normalise the received values
+    __global float* out;         // destination of x; 0: none
 } residual_stream;
 #define STREAM_ITEMS (WARP * WARPS)
 #ifndef SPLIT_K
@@ -28,7 +28,7 @@ typedef struct {
 #endif
 
 #ifdef NORM_EPS
-// Asks for the weights of the norm that comes next.
+// Requests the weights of the next norm.
 inline places places_of(const int columns);
 inline void ask_factors(const residual_stream* s, __global const float* norm) {
     const places p = places_of(HIDDEN);
@@ -39,14 +39,14 @@ inline void ask_factors(const residual_stream* s, __global const float* norm) {
             copy16_async(local_address(s->factors + i * STREAM_ITEMS + p.item), from + i / 2 * p.stride + i % 2 * p.step, true);
 }
 
-// Polls the other parts of y, into words behind those of the first.
+// Polls the remaining parts of y, into words after the first part's.
 inline void poll_parts(uint4* words, __global const float* from, const places* p, const residual_stream* s, const uint flag) {
 #pragma unroll
     for (int part = 1; part < SPLIT_K; ++part)
         poll_first(words + part * p->most, from + part * HIDDEN, p->stride, p->step, s->is_first ? 0 : p->count, p->most, flag);
 }
 
-// words: the first part of y; x in its place. For all work-items of a group.
+// words: the first part of y; replaced by x. Called by all work-items in a group.
 inline void add_to_stream(const residual_stream* s, uint4* words, __global const float* from, const places* p, const uint flag) {
     const int count = p->count, most = p->most, item = p->item;
     if (!s->is_first) {

@@ -1,8 +1,8 @@
-// rms_norm (rms_norm.cl) whose result is for a product on Hopper's matrix units: 16 bits, in blocks of 8 x 8.
+// rms_norm (rms_norm.cl) with output for a product on Hopper's matrix units: 16 bits, in blocks of 8 x 8.
 //
 // x  float [n][HIDDEN]    weight  float [HIDDEN]    out  OUT [ceil(n/8)][HIDDEN/8][8][8], tokens from n on repeat the last
-// Index space: one work-group of 256 for 8 tokens; first a warp sums a token's squares, then a work-item writes 8 columns
-// of a token at a time, 8 neighbours a block.
+// Index space: a work-group with 256 work-items per 8 tokens; first a warp sums a token's squares, then a work-item writes 8
+// columns of a token at a time, 8 neighbours a block.
 // Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS. Local memory: 32 bytes.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS) || !defined(STATE_N_TOKENS)
 #error "nvidia/rms_norm_blocks.cl needs the build constants OUT, HIDDEN, EPS and those of the step state"

@@ -1,12 +1,12 @@
-// rms_norm_blocks.cl for the tokens of a small step: a work-group a token, which it reads once.
+// rms_norm_blocks.cl for the tokens of a small step: a work-group per token, which reads the token once.
 //
 // x  float [n][HIDDEN]    weight  float [HIDDEN]    out  OUT [ceil(n/8)][HIDDEN/8][8][8], tokens from n on are not written
-// Index space: n work-groups of GROUP_ITEMS; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED it is a function of
-// nvidia/few_rows_chain.cl, `rms_norm_unit`, and x is what other groups of the same launch have written; with PARTS (0) x becomes its sum
-// with so many others first, parts float [PARTS][MAX_ROWS][HIDDEN], or with PARTS_OF_TOKEN [MAX_ROWS][PARTS][HIDDEN]; with HAS_ADDED
-// also with added float [HIDDEN]; with NORMS_PART with the RMS norm of the one part, whose weights `added` are then. With HAS_ROWS what is
-// normalised is left in rows float [n][HIDDEN], too.
-// Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes a warp.
+// Index space: n work-groups with GROUP_ITEMS work-items; a work-item has every GROUP_ITEMS-th run of 8 columns. With CHAINED the
+// file is the function `rms_norm_unit` in nvidia/few_rows_chain.cl, and other groups in the launch have written x. The following
+// options first add to x: PARTS (0) adds parts float [PARTS][MAX_ROWS][HIDDEN], or [MAX_ROWS][PARTS][HIDDEN] with PARTS_OF_TOKEN.
+// HAS_ADDED adds added float [HIDDEN]. NORMS_PART adds the RMS norm of a single part, with weights `added`. With HAS_ROWS the
+// normalised values also go to rows float [n][HIDDEN].
+// Build: OUT (f16 or bf16), HIDDEN (a multiple of 8), EPS, GROUP_ITEMS (256). Local memory: 4 bytes per warp.
 #if !defined(OUT) || !defined(HIDDEN) || !defined(EPS)
 #error "nvidia/rms_norm_token.cl needs the build constants OUT, HIDDEN and EPS"
 #endif
@@ -44,7 +44,7 @@
 #define RUNS (HIDDEN / 8)
 #define RUNS_EACH ((RUNS + GROUP_ITEMS - 1) / GROUP_ITEMS)
 
-// 1 / the root of the mean square of all that the group's items have. sums: [GROUP_ITEMS / WARP].
+// Returns 1 / the root of the mean square over all values in the group. sums: [GROUP_ITEMS / WARP].
 inline float group_scale(const float8 v[RUNS_EACH], __local float* sums) {
     float sum = 0.0f;
 #pragma unroll
@@ -62,13 +62,13 @@ inline float group_scale(const float8 v[RUNS_EACH], __local float* sums) {
     return 1.0f / sqrt(NO_OVERFLOW(sum) / HIDDEN + EPS);
 }
 
-// What the group of a token does. sums: [GROUP_ITEMS / WARP]. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+// The work of a token's group. sums: [GROUP_ITEMS / WARP]. done, count: see few_rows_unit in nvidia/linear_few_rows.cl.
 inline void rms_norm_unit(const int token, __local float* sums, volatile __global const uint* done, const uint count,
                           __global float* x, __global const float* weight, __global uint4* out, __global const int* state,
                           __global const float* parts, __global const float* added, __global float* rows) {
     const int lid = get_local_id(0);
 #if CHAINED
-    if (token >= state[STATE_N_TOKENS]) return;  // as many groups as a step may have rows
+    if (token >= state[STATE_N_TOKENS]) return;  // the launch has groups for the maximum row count
 #endif
     x += (size_t)token * HIDDEN;
     float8 v[RUNS_EACH], w[RUNS_EACH];
@@ -93,7 +93,7 @@ inline void rms_norm_unit(const int token, __local float* sums, volatile __globa
         factor[i] = there ? vload8(run, added) : 0.0f;
     }
     const float part_scale = group_scale(part, sums);
-    barrier(CLK_LOCAL_MEM_FENCE);  // all have read the sums
+    barrier(CLK_LOCAL_MEM_FENCE);  // all work-items have read the sums
 #pragma unroll
     for (int i = 0; i < RUNS_EACH; ++i) {
         const int run = lid + i * GROUP_ITEMS;

@@ -1,10 +1,10 @@
-// rope_append (rope_append.cl: formula and arguments) for caches of 16 bits, with whole tiles of keys written at once.
+// rope_append (rope_append.cl: formula and arguments) for 16-bit caches: writes whole tiles of keys at once.
 //
-// Index space: groups (tiles of 16 positions that n tokens can touch, heads) of 128: a group rotates the queries of a head in
-// place, or writes a tile of its keys, 32 bytes a work-item and dimension, or its values, 16 bytes a work-item. In a step of several
-// sequences (step_rows.cl) a tile is a piece of a run, cut where a position is a multiple of 16. With CHAINED it is a function of
-// nvidia/few_rows_chain.cl, `rope_append_unit`, and qkv is what other groups of the same launch have written.
-// Build: as rope_append.cl; KV f16 or bf16; values beyond float16 become its largest.
+// Index space: groups (tiles of 16 positions that n tokens can touch, heads) with 128 work-items. A group rotates a head's queries
+// in place, or writes a tile of its keys (32 bytes per work-item and dimension), or of its values (16 bytes per work-item). In a
+// step with several sequences (step_rows.cl) a tile is a piece of a run, cut at positions that are multiples of 16. With CHAINED
+// the file is the function `rope_append_unit` in nvidia/few_rows_chain.cl, and other groups in the launch have written qkv.
+// Build: see rope_append.cl; KV f16 or bf16; values beyond float16 become float16's largest.
 #if !defined(KV) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(HEAD_DIM) || !defined(CAPACITY) || \
     !defined(LOCAL_SIZE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS)
 #error "nvidia/rope_append.cl needs the build constants of rope_append.cl"
@@ -14,18 +14,18 @@
 #include "common/kv_address.cl"
 #include "common/step_rows.cl"
 
-#define QUADS (HEAD_DIM / 8)  // of neighbouring dimensions in half a head
+#define QUADS (HEAD_DIM / 8)  // neighbouring dimensions in half a head
 
 #ifndef CHAINED
 #define CHAINED 0
 #endif
 
-// What the group of a tile and a head does. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+// The work of a group: a tile and a head. done, count: see few_rows_unit in nvidia/linear_few_rows.cl.
 inline void rope_append_unit(const int tile, const int head, volatile __global const uint* done, const uint count,
                              __global float* qkv, __global const float* rope, __global const int* state,
                              __global CAT(KV, _t)* k_cache, __global CAT(KV, _t)* v_cache) {
     const int lid = get_local_id(0);
-    // The tile's positions begin at `start`, which is row `first` of the step; its tokens are those from t0 to before n.
+    // The tile's positions begin at `start`, row `first` of the step; its tokens are t0 to before n.
 #ifdef STATE_PIECES
     const int4 piece = piece_at(state, tile);
     const int t0 = piece.y, n = t0 + piece.z, start = piece.w / 16 * 16, first = t0 - piece.w % 16;
@@ -53,7 +53,7 @@ inline void rope_append_unit(const int tile, const int head, volatile __global c
         }
         return;
     }
-    const int row = kv_row(state, start);  // a tile lies in one page
+    const int row = kv_row(state, start);  // a tile lies in a single page
     if (head < N_Q_HEADS + N_KV_HEADS) {
         k_cache += ((size_t)(head - N_Q_HEADS) * CAPACITY + row) * HEAD_DIM;
         for (int d = lid; d < HEAD_DIM / 2; d += LOCAL_SIZE) {

@@ -1,22 +1,22 @@
-// A router's product in a persistent kernel where its weights are float32 beside others: logits = W norm(x), W float32 tiles [HIDDEN][16].
-// A work-group takes 16 rows; a warp the columns that it has received, in runs of 16, a lane four rows of two columns of each.
+// A router's product in a persistent kernel, for float32 router weights beside another type: logits = W norm(x), W float32 tiles
+// [HIDDEN][16]. A work-group takes 16 rows, a warp its received columns in runs of 16, a lane four rows in two columns of each run.
 //
 //     lane:        0     1     2     3     4    ...    31        and the same 8 columns further on
 //     column:      0     0     0     0     1            7
 //     rows:       0-3   4-7   8-11 12-15  0-3        12-15
 //
-// Build: HIDDEN, WARPS, EPS, those of nvidia/layer_products.cl. Local memory: a half of a product's sums.
+// Build: HIDDEN, WARPS, EPS, constants of nvidia/layer_products.cl. Local memory: half of a product's sums.
 #define ROUTER_RUNS ((HIDDEN / 16 + WARPS - 1) / WARPS)
 
-// Rows 16 unit .. 16 unit + 15, of `rows`. columns: of `receive`, which x has been through; x, norm: where columns are not float32. sums:
-// of the products, of which `parity` says which half is free.
+// Computes rows 16 unit .. 16 unit + 15, of `rows`. columns: from `receive` for x; x, norm: if columns are not float32. sums: the
+// products' sums; `parity` selects the free half.
 inline void router_product(__global const float* weight, const int unit, const int rows, __local const float* columns,
                            __global const float* x, __global const float* norm, const bool normed, __local float* sums, int* parity,
                            const target* to) {
     const int item = this_item(), lane = item % WARP, warp = item / WARP;
     weight += (size_t)unit * HIDDEN * 16;
 #if !FLOAT_COLUMNS
-    barrier(CLK_LOCAL_MEM_FENCE);  // the columns that other warps have received are there, too
+    barrier(CLK_LOCAL_MEM_FENCE);  // the columns received by other warps have arrived, too
 #endif
     float4 acc = 0.0f;
 #pragma unroll 4
@@ -52,6 +52,6 @@ inline void router_product(__global const float* weight, const int unit, const i
         }
         deliver(to, row, 0, y * scale, to->bias, to->bias ? to->bias[row] : 0.0f);
     }
-    warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+    warp_sync();  // no lane waits for values that its own warp has yet to send
     *parity ^= 1;
 }

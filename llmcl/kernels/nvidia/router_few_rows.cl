@@ -1,12 +1,12 @@
-// A router's product as a link of nvidia/few_rows_chain.cl: logits = W x for the few tokens of a step, in float32.
+// A router's product as a link in nvidia/few_rows_chain.cl: logits = W x for the few tokens of a step, in float32.
 //
-//   parts[p][t][r] = sum W[r][k] x[t][k] over the columns of part p: their sum is the logit
+//   parts[p][t][r] = sum W[r][k] x[t][k] over the columns of part p: the logit is the sum over the parts
 //
-// weight  f32, f16 or bf16 tiles [K][16]     x  float [n][K], which other groups of the launch have written
+// weight  f32, f16 or bf16 tiles [K][16]     x  float [n][K], written by other groups in the launch
 // parts   float [PARTS][MAX_ROWS][16 ceil(N / 16)]
 //
-// A group has a tile and a part of its columns; a warp takes every WARPS-th run of 8 columns, whose weights it asks for before x is
-// there, and a lane four rows of one column:
+// A group has a tile and a part of the columns. A warp takes every WARPS-th run of 8 columns, and requests the weights before x has
+// arrived. A lane has four rows of a column:
 //
 //     lane:        0     1     2     3     4    ...    31
 //     column:      0     0     0     0     1            7
@@ -38,7 +38,7 @@ inline float4 shuffle_xor4(const float4 v, const int mask) {
     return (float4)(shuffle_xor(v.x, mask), shuffle_xor(v.y, mask), shuffle_xor(v.z, mask), shuffle_xor(v.w, mask));
 }
 
-// What the group of a tile and a part does. sums: [WARPS][4][16]. done, count: as of few_rows_unit in nvidia/linear_few_rows.cl.
+// The work of a group: a tile and a part. sums: [WARPS][4][16]. done, count: see few_rows_unit in nvidia/linear_few_rows.cl.
 inline void router_unit(const int tile, const int part, __local float* sums, volatile __global const uint* done, const uint count,
                         __global const CAT(WEIGHT, _t)* weight, __global const float* x, __global float* parts,
                         __global const int* state) {
@@ -64,7 +64,7 @@ inline void router_unit(const int tile, const int part, __local float* sums, vol
             for (int t = 0; t < 4; ++t)
                 acc[t] += w[i] * load_shared_float(x + (size_t)min(first + t, n - 1) * K + run * 8 + lane / 4);
         }
-        // The lanes' sums of a column become those of a token: each step halves the tokens that a lane has.
+        // The lanes' sums for a column become sums for a token: each step halves a lane's tokens.
 #pragma unroll
         for (int step = 2; step > 0; step /= 2) {
             const bool upper = lane & step * 8;
@@ -75,7 +75,7 @@ inline void router_unit(const int tile, const int part, __local float* sums, vol
             }
         }
         acc[0] += shuffle_xor4(acc[0], 4);
-        barrier(CLK_LOCAL_MEM_FENCE);  // the sums of the tokens before have been read
+        barrier(CLK_LOCAL_MEM_FENCE);  // the previous tokens' sums have been read
         if (lane % 8 < 4) vstore4(acc[0], 0, sums + (warp * 4 + lane / 8) * 16 + lane % 4 * 4);
         barrier(CLK_LOCAL_MEM_FENCE);
         const int token = first + item / 16;

@@ -1,7 +1,7 @@
-// The products of nvidia/product_quantized.cl for weights of a second quantised type beside WEIGHT, as files have that llama.cpp calls Q4_K_M.
-// Which one a matrix has is `other` of it; the types have x, sums and registers in common (nvidia/pieces_of_two_types.cl).
+// The products of nvidia/product_quantized.cl for weights in a second quantised type beside WEIGHT, as in files that llama.cpp
+// calls Q4_K_M. A matrix's `other` selects the type; the types share x, sums and registers (nvidia/pieces_of_two_types.cl).
 //
-// Build: OTHER_WEIGHT, MAIN_WEIGHT (WEIGHT once more), HIDDEN, and what nvidia/product_quantized.cl says.
+// Build: OTHER_WEIGHT, MAIN_WEIGHT (equal to WEIGHT), HIDDEN, and the constants of nvidia/product_quantized.cl.
 #undef WEIGHT
 #define WEIGHT OTHER_WEIGHT
 #define walk other_walk

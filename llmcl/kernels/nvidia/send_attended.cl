@@ -1,10 +1,10 @@
-// Where attention in nvidia/persistent_layers.cl ends: the states of a head's KV splits become what is attended, with flags.
+// The end of attention in nvidia/persistent_layers.cl: merges the states of a head's KV splits into `attended`, with flags.
 //
-// Each group of the head leaves the state of its split for the others, with a whole word as flag, and merges a slice of the head's
-// values. With a gate a value has the sigmoid of a row behind q, k and v as a factor.
-// Build: that of nvidia/attend.cl, N_SPLITS, HAS_SINKS, HAS(ATTENTION_GATE). Local memory: attend_space.
+// Each of the head's groups leaves the state of its split for the other groups, with a whole word as flag, and merges a slice of
+// the head's values. With a gate, a value is scaled by the sigmoid of a row after q, k and v.
+// Build: constants of nvidia/attend.cl, N_SPLITS, HAS_SINKS, HAS(ATTENTION_GATE). Local memory: attend_space.
 #define HEAD_VALUES (GROUP_SIZE * HEAD_DIM)
-#define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l of each query
+#define PART_VALUES (HEAD_VALUES + 2 * GROUP_SIZE)  // accumulators, m and l per query
 
 #if HAS(ATTENTION_GATE)
 #define GATES_PARAM , __global const float* gates, const uint gates_flag
@@ -17,7 +17,7 @@ inline float sigmoid_of(const float x) { return 1.0f / (1.0f + exp(-x)); }
 #define GATED(i)
 #endif
 
-// Sends what a head's groups have together.
+// Sends the merged values of a head's groups.
 inline void send_attended(const kv_split* s, __global ulong* parts, __global float* attended, const uint epoch,
                           const attend_space* space SINKS_PARAM GATES_PARAM) {
     const int lid = this_item(), n_splits = s->n_splits, slice = (HEAD_VALUES + n_splits - 1) / n_splits;
@@ -39,7 +39,7 @@ inline void send_attended(const kv_split* s, __global ulong* parts, __global flo
             send_pair(part + HEAD_VALUES + i / HEAD_DIM * 2 + 1, all.l, epoch);
         }
     }
-    warp_sync();  // nobody waits for what lanes of its own warp have yet to send
+    warp_sync();  // no lane waits for values that its own warp has yet to send
     const int first = s->split * slice, count = min(slice, HEAD_VALUES - first);
     barrier(CLK_LOCAL_MEM_FENCE);  // the warps' states have been read
     if (n_splits == 1 || count <= 0) return;
@@ -54,14 +54,14 @@ inline void send_attended(const kv_split* s, __global ulong* parts, __global flo
         if (i < n_acc) acc[i] = pair.y;
     }
 #if HAS_SINKS
-    for (int i = lid; i < GROUP_SIZE * 2; i += LOCAL_SIZE)  // one more state, without an accumulator
+    for (int i = lid; i < GROUP_SIZE * 2; i += LOCAL_SIZE)  // with sinks, an extra state without an accumulator
         ml[n_ml + i] = i % 2 ? 1.0f : sinks[s->head * GROUP_SIZE + i / 2];
 #endif
     barrier(CLK_LOCAL_MEM_FENCE);
     weigh_splits(ml, n_splits + HAS_SINKS);
     barrier(CLK_LOCAL_MEM_FENCE);
 #if HAS(ATTENTION_GATE)
-    for (int j = lid; j / WARP * WARP < count; j += LOCAL_SIZE) {  // a warp's gates come together
+    for (int j = lid; j / WARP * WARP < count; j += LOCAL_SIZE) {  // a warp's gates arrive together
         const int i = min(j, count - 1);
 #else
     for (int i = lid; i < count; i += LOCAL_SIZE) {

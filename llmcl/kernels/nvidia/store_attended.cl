@@ -1,5 +1,5 @@
-// Where attention leaves an element of its output: float [rows][N_Q_HEADS HEAD_DIM]; with PACKED_OUT, of all rows,
-// OUT [ceil(n/8)][N_Q_HEADS HEAD_DIM / 8][8][8], as pack_activations.cl leaves blocks. After nvidia/ptx.cl.
+// Stores an element of attention's output: float [rows][N_Q_HEADS HEAD_DIM]; with PACKED_OUT, for all rows, OUT
+// [ceil(n/8)][N_Q_HEADS HEAD_DIM / 8][8][8], in the block layout of pack_activations.cl. Include after nvidia/ptx.cl.
 #define OUT_SIZE (N_Q_HEADS * HEAD_DIM)
 
 inline void store_attended(__global void* out, const int row, const int column, const float value) {

@@ -1,13 +1,13 @@
-// Copies of boxes of an array into local memory by Hopper's copy engine (TMA, PTX ISA 8.3, sections 9.7.9.25 and 9.7.9.27): one
-// work-item asks for a box, and no registers or addresses of others are needed. After wgmma.cl.
+// Copies boxes of an array into local memory with Hopper's copy engine (TMA, PTX ISA 8.3, sections 9.7.9.25 and 9.7.9.27): a single
+// work-item asks for a box, and no other work-item's registers or addresses are needed. Include after wgmma.cl.
 //
-// What the engine must know of an array stands in a tensor map, 128 bytes that it reads from global memory. The host of another
-// API would encode one; here a warp makes it, field by field, which needs no knowledge of its format.
+// A tensor map describes an array to the engine: 128 bytes in global memory. In other APIs the host encodes the map; here a warp
+// builds it, field by field, without knowledge of its format.
 #define TENSOR_MAP_BYTES 128
 
-// An array of 16-bit values with 4 axes: `sizes` of the outer three (the inner one: `columns`), `strides` in bytes between
-// neighbours on each of these. A box is 64 columns of `box_rows` rows; in local memory column piece c of row j is at
-// j 128 + (c ^ j % 8) 16, j counted from a multiple of 1024 bytes on. What lies outside the array is copied as zero.
+// An array of 16-bit values with 4 axes: `sizes` of the outer three (the inner size is `columns`), `strides` in bytes between
+// neighbours on the outer axes. A box is 64 columns by `box_rows` rows; in local memory column piece c of row j is at j 128 + (c ^
+// j % 8) 16, where j counts from a multiple of 1024 bytes. Values outside the array are copied as zero.
 typedef struct {
     int columns, box_rows;
     int sizes[3];
@@ -27,8 +27,8 @@ typedef struct {
                  : "r"(at), "l"(value)                                                                           \
                  : "memory")
 
-// Makes the map of an array at `map`, 128 bytes that the calling warp alone uses; `at`: as much local memory. Both begin at
-// multiples of 128 bytes.
+// Makes an array's map at `map`, 128 bytes used by the calling warp only; `at`: as much local memory. Both begin at multiples of
+// 128 bytes.
 inline void make_tensor_map(__global void* map, const uint at, __global const void* array, const array_form form, const int lane) {
     store4_local(at + lane * 4, 0);
     warp_sync();
@@ -37,7 +37,7 @@ inline void make_tensor_map(__global void* map, const uint at, __global const vo
                      :
                      : "r"(at), "l"(array)
                      : "memory");
-        SET_FIELD("rank", 3);  // less one
+        SET_FIELD("rank", 3);  // rank minus one
         SET_FIELD("elemtype", 1);  // 16 bits
         SET_FIELD("interleave_layout", 0);
         SET_FIELD("swizzle_mode", 3);  // 128 bytes
@@ -66,7 +66,7 @@ inline void make_tensor_map(__global void* map, const uint at, __global const vo
     asm volatile("//sm_90a fence.proxy.tensormap::generic.acquire.gpu [%0], 128;" : : "l"(map) : "memory");
 }
 
-// Asks for the box whose first value is at these places of the array; the barrier (mbarrier_expect) counts its bytes.
+// Asks for the box that begins at the given column, row, second and third index; the barrier (mbarrier_expect) counts its bytes.
 inline void copy_box(const uint to, __global const void* map, const int column, const int row, const int second, const int third,
                      const uint barrier) {
     asm volatile("//sm_90a cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes "
@@ -76,7 +76,7 @@ inline void copy_box(const uint to, __global const void* map, const int column, 
                  : "memory");
 }
 
-// Arrives at a barrier whose phase ends once so many bytes have been copied, too.
+// Arrives at a barrier. The phase ends only after `bytes` bytes have been copied, too.
 inline void mbarrier_expect(const uint at, const uint bytes) {
     asm volatile("mbarrier.arrive.expect_tx.release.cta.shared::cta.b64 _, [%0], %1;" : : "r"(at), "r"(bytes) : "memory");
 }

@@ -1,7 +1,8 @@
-// A box of an array by the copy engine, to find out whether device and driver take tensor maps (nvidia/wgmma.py).
+// Copies a box of an array with the copy engine, to find out whether device and driver take tensor maps (nvidia/wgmma.py).
 //
-// a    half [2][3][20][128]         map  128 bytes         out  half [64][64]: the box from [1][2][4][64] on, pieces of 8 columns exchanged
-// Index space: one group of 32. Build: none. Local memory: 8336 bytes.
+// a    half [2][3][20][128]         map  128 bytes         out  half [64][64]: the box from [1][2][4][64] on, pieces of 8 columns
+// exchanged
+// Index space: a single group with 32 work-items. Build: none. Local memory: 8336 bytes.
 #include "common/common.cl"
 #include "nvidia/wgmma.cl"
 #include "nvidia/tensor_map.cl"

@@ -1,6 +1,6 @@
-// Waiting for other groups of a launch until `done` is `count`; after MOST_POLLS in vain the launch ends with the driver's error. What
-// they have written before `report_done` is then there, for all work-items of the group or of the warp that has waited; it is to be
-// loaded past the first-level cache.
+// Waits for other groups in a launch until `done` equals `count`. After MOST_POLLS polls in vain the launch ends with the driver's
+// error. After the wait, everything written before `report_done` is visible to all work-items in the waiting group or warp; load it
+// with the L1 cache bypassed.
 #define MOST_POLLS (1 << 18)  // some tenths of a second
 
 inline uint load_acquire(volatile __global const uint* p) {
@@ -9,7 +9,7 @@ inline uint load_acquire(volatile __global const uint* p) {
     return v;
 }
 
-// For all lanes of a warp, none of which leaves the loop alone.
+// Called by all lanes in a warp; no lane leaves the loop alone.
 inline void warp_wait_until(volatile __global const uint* done, const uint count) {
     int polls = 0;
     while (polls < MOST_POLLS && !warp_any(load_acquire(done) >= count)) ++polls;
@@ -21,7 +21,7 @@ inline void wait_until(volatile __global const uint* done, const uint count) {
     barrier(CLK_LOCAL_MEM_FENCE);
 }
 
-// By one work-item after a barrier: its group is done. Nobody waits for the answer.
+// Called by one work-item after a barrier: reports the group as done. Does not wait for an answer.
 inline void report_done(volatile __global uint* done) {
     asm volatile("red.release.gpu.global.add.u32 [%0], 1;" : : "l"(done) : "memory");
 }

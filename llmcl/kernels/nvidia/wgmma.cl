@@ -1,34 +1,33 @@
-// Hopper's asynchronous matrix products (wgmma, PTX ISA 8, section 9.7.15), for devices whose `has_wgmma` holds.
+// Hopper's asynchronous matrix products (wgmma, PTX ISA 8, section 9.7.15), for devices that pass `has_wgmma`.
 //
-// NVIDIA's OpenCL compiler assembles for sm_90 and refuses these instructions, which are sm_90a's. They stand here as
-// PTX comments, and runtime/ptx_splice.py makes instructions of them in the program's text.
+// NVIDIA's OpenCL compiler assembles for sm_90 and refuses these sm_90a instructions. They are written as PTX comments, and
+// runtime/ptx_splice.py turns the comments into instructions in the program's text.
 //
-// A warpgroup (4 warps) multiplies A (64 x 16) by B (16 x n) into float32 sums. B lies in local memory, A there or in
-// registers. Of A and of the sums a warp holds 16 rows in the fragments that ptx.cl draws: a lane's sums are 4 for each 8
-// columns.
+// A warpgroup (4 warps) multiplies A (64 x 16) by B (16 x n) into float32 sums. B is in local memory, A in local memory or
+// registers. A warp holds 16 rows of A and of the sums, in fragments as drawn in ptx.cl: a lane has 4 sums per 8 columns.
 #include "nvidia/ptx.cl"
 
 #define WARPGROUP 128
 
-// Orders a work-item's earlier writes to local memory before the matrix units' reads, once the group has met at a barrier.
+// Orders a work-item's earlier writes to local memory before the matrix units' reads, after a group barrier.
 inline void local_fence_async(void) { asm volatile("fence.proxy.async.shared::cta;" : : : "memory"); }
 
-// Before the first product after registers or local memory that it uses were written.
+// Needed before the first product after writes to its registers or local memory.
 inline void wgmma_fence(void) { asm volatile("//sm_90a wgmma.fence.sync.aligned;" : : : "memory"); }
 inline void wgmma_commit(void) { asm volatile("//sm_90a wgmma.commit_group.sync.aligned;" : : : "memory"); }
 #define WGMMA_WAIT(groups_in_flight) \
     asm volatile("//sm_90a wgmma.wait_group.sync.aligned %0;" : : "n"(groups_in_flight) : "memory")
 
-// How an operand lies in local memory (section 9.7.15.5.1.2), `leading` and `stride` in bytes:
+// Operand layouts in local memory (section 9.7.15.5.1.2), `leading` and `stride` in bytes:
 //
 //   NO_SWIZZLE  A, rows of k: blocks of 8 rows x 8 columns, 128 bytes each; leading: to the next 8 columns, stride: 8 rows
-//   SWIZZLE_32  B, as weights and keys lie: 32 bytes for each k, 16 columns; leading: to the next 16 columns, stride: 8 k.
-//               The halves of 16 bytes change places where k / 4 is odd.
-//   SWIZZLE_128 B, as values lie: 128 bytes for each k, 64 columns; leading: to the next 64 columns, stride: 8 k.
-//               A piece c of 16 bytes is at place c ^ (k % 8).
-//   ROWS_128    B as its columns lie, 64 k in 128 bytes of each (wgmma_chains.cl); stride: 8 columns; 16 k further on is 32 bytes.
-//               A piece c of 16 bytes is at place c ^ (column % 8).
-//   ROWS_64     A, 32 k in 64 bytes of each row; stride: 8 rows; 16 k further on is 32 bytes. A piece c of 16 bytes is at place
+//   SWIZZLE_32  B, as weights and keys are stored: 32 bytes per k, 16 columns; leading: to the next 16 columns, stride: 8 k.
+//               The 16-byte halves are swapped for odd k / 4.
+//   SWIZZLE_128 B, as values are stored: 128 bytes per k, 64 columns; leading: to the next 64 columns, stride: 8 k.
+//               A 16-byte piece c is at place c ^ (k % 8).
+//   ROWS_128    B by columns, 64 k in 128 bytes per column (wgmma_chains.cl); stride: 8 columns; 16 k further on is 32 bytes.
+//               A 16-byte piece c is at place c ^ (column % 8).
+//   ROWS_64     A, 32 k in 64 bytes per row; stride: 8 rows; 16 k further on is 32 bytes. A 16-byte piece c is at place
 //               c ^ (row / 2 % 4).
 #define NO_SWIZZLE 0
 #define SWIZZLE_128 1
@@ -41,7 +40,7 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
     return (ulong)((address & 0x3ffff) >> 4) | (ulong)(leading >> 4) << 16 | (ulong)(stride >> 4) << 32 | (ulong)swizzle << 62;
 }
 
-// How many registers a work-item of the calling warpgroup has from now on: a multiple of 8, which others gave up before.
+// Sets the registers per work-item of the calling warpgroup from now on: a multiple of 8, given up by other warpgroups before.
 #define WGMMA_FEWER_REGISTERS(n) asm volatile("//sm_90a setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n) : "memory")
 #define WGMMA_MORE_REGISTERS(n) asm volatile("//sm_90a setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n) : "memory")
 
@@ -68,15 +67,15 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 #define KEPT64(s) SUMS32(s, 0), SUMS32(s, 32)
 #define SUMS32(s, i) SUMS8(s, i), SUMS8(s, i + 8), SUMS8(s, i + 16), SUMS8(s, i + 24)
 
-// sums (float [N / 2] of a lane) = A B + KEEP sums, for N columns. TYPE: f16 or bf16; KEEP: 0 or 1; A and B: operands in local
-// memory, or for A uint4 of a lane's fragments (WGMMA_FRAGMENTS_N).
+// sums (float [N / 2] per lane) = A B + KEEP sums, for N columns. TYPE: f16 or bf16; KEEP: 0 or 1; A and B: operands in local
+// memory, or for A uint4 fragments per lane (WGMMA_FRAGMENTS_N).
 #define WGMMA_128_(TYPE, a, b, KEEP, TRANSPOSED_B, SUMS)                                                               \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n128k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 ", " SUMS_FROM_32 \
                  "}, %64, %65, " #KEEP ", 1, 1, 0, " #TRANSPOSED_B ";"                                               \
                  : SUMS                                                                                              \
                  : "l"(a), "l"(b))
 #define WGMMA_128(TYPE, s, a, b, KEEP) WGMMA_128_(TYPE, a, b, KEEP, 1, KEPT64(s))
-// sums = A B, whatever they were: until then they take no registers.
+// sums = A B, ignoring earlier sums: until then the sums take no registers.
 #define WGMMA_128_NEW(TYPE, s, a, b) WGMMA_128_(TYPE, a, b, 0, 1, NEW64(s))
 #define WGMMA_64_(TYPE, s, a, b, KEEP)                                                           \
     asm volatile("//sm_90a wgmma.mma_async.sync.aligned.m64n64k16.f32." #TYPE "." #TYPE " {" SUMS_FROM_0 \
@@ -109,22 +108,22 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
                  : "r"((a).x), "r"((a).y), "r"((a).z), "r"((a).w), "l"(b))
 #define WGMMA_FRAGMENTS_128(TYPE, s, a, b, KEEP) WGMMA_FRAGMENTS_128_(TYPE, s, a, b, KEEP)
 
-// After a wait, before ordinary use of the sums: keeps the compiler from moving that use ahead of the wait.
+// After a wait, before ordinary use of the sums: keeps the compiler from moving the use ahead of the wait.
 #define WGMMA_SETTLE32(s, i) asm volatile("" : SUMS32(s, i))
 
 inline void store4_local(const uint to, const uint v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(v) : "memory");
 }
 
-// Barriers in local memory (8 bytes each) on which some work-items arrive and others wait. Each phase ends after `count`
-// arrivals; a waiter says of which parity the phase is that must have ended.
+// Barriers in local memory (8 bytes each): some work-items arrive, others wait. Each phase ends after `count` arrivals; a waiter
+// passes the parity of the phase to wait for.
 inline void mbarrier_init(const uint at, const uint count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(at), "r"(count) : "memory");
 }
 inline void mbarrier_arrive(const uint at) {
     asm volatile("mbarrier.arrive.release.cta.shared::cta.b64 _, [%0];" : : "r"(at) : "memory");
 }
-// Bounded, so that a defect shows as wrong numbers and not as a device that hangs.
+// Bounded: a defect then shows as wrong numbers instead of a hanging device.
 inline void mbarrier_wait(const uint at, const uint parity) {
     for (uint tries = 0, over = 0; !over && tries < 1 << 22; ++tries)
         asm volatile("{.reg .pred p;\n mbarrier.try_wait.parity.acquire.cta.shared::cta.b64 p, [%1], %2;\n selp.u32 %0, 1, 0, p;}"

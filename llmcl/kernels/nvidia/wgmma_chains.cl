@@ -1,9 +1,9 @@
-// The steps of 16 of a product by wgmma (wgmma.cl) in one statement, with its commit: a compiler takes long for each statement that
-// has as many operands as sums. STEP(i) are the operands of step i.
+// The steps of 16 in a wgmma product (wgmma.cl) as a single statement, with its commit: compilers are slow with statements that
+// have as many operands as sums. STEP(i) are the operands of step i.
 //
-//   WGMMA_ROWS_128_CHAIN_n(TYPE, s, STEP)     s (float [64] of a lane) = A B, n steps, B of ROWS_128; STEP(i): "l"(a), "l"(b)
-//   WGMMA_FRAGMENTS_c_CHAIN_8(TYPE, s, STEP)  s (float [c / 2]) += A B for c columns, 8 steps; STEP(i): FRAGMENTS_STEP(a, b), A being
-//                                             uint4 of a lane's fragments
+//   WGMMA_ROWS_128_CHAIN_n(TYPE, s, STEP)     s (float [64] per lane) = A B, n steps, B in ROWS_128; STEP(i): "l"(a), "l"(b)
+//   WGMMA_FRAGMENTS_c_CHAIN_8(TYPE, s, STEP)  s (float [c / 2]) += A B for c columns, 8 steps; STEP(i): FRAGMENTS_STEP(a, b), where A is
+//                                             uint4 fragments per lane
 #define CHAIN_LINE(TYPE, SHAPE) "//sm_90a wgmma.mma_async.sync.aligned.m64" SHAPE "k16.f32." #TYPE "." #TYPE " {"
 #define CHAIN_COMMIT "//sm_90a wgmma.commit_group.sync.aligned;"
 #define STEPS_4(STEP) STEP(0), STEP(1), STEP(2), STEP(3)

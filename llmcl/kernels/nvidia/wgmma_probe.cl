@@ -1,8 +1,8 @@
-// out = A B by one asynchronous product of two steps, to find out whether device and driver take it (runtime/wgmma.py).
+// out = A B by an asynchronous product with two steps, to find out whether device and driver take wgmma (nvidia/wgmma.py).
 //
 // a    half fragments of A [64][32]: uint4 [2 steps][128]         b  half [4 tiles][32][16]: B [32][64] in tiles of 16 columns
 // out  float [64][64]
-// Index space: one group of 128. Build: none. Local memory: 4096 bytes.
+// Index space: a single group with 128 work-items. Build: none. Local memory: 4096 bytes.
 #include "common/common.cl"
 #include "nvidia/wgmma.cl"
 

@@ -1,33 +1,33 @@
-// A group of a quantised tile in local memory -> 16 rows x 32 columns of 16 bits, as matrix units take them (SWIZZLE_32 of wgmma.cl).
+// Widens a group of a quantised tile in local memory to 16 rows x 32 columns of 16 bits for the matrix units (SWIZZLE_32 in wgmma.cl).
 //
-// mxfp4 becomes bfloat16, which has all of its values. Other types become float16 as in nvidia/few_rows_quantized.cl: q d or q d + m,
-// with d and m rounded to float16 where a format has them as products.
+// mxfp4 becomes bfloat16, which represents all mxfp4 values. Other types become float16 as in nvidia/few_rows_quantized.cl: q d or
+// q d + m, with d and m rounded to float16 if they are products in the format.
 //
-// A piece is a group of tiles.cl, with the k formats after it the head of its super-block. It is copied in slots of 16 bytes.
+// A piece is a group in tiles.cl, followed by the super-block's head in the k formats. It is copied in 16-byte slots.
 //
-// A lane has 4 + 4 columns of two neighbouring rows: those that a vector of nibbles holds.
+// A lane has 4 + 4 columns in two neighbouring rows: the columns in a vector of nibbles.
 #define GROUP_SLOTS (GROUP_BYTES / 16)
 #define PIECE_BYTES (GROUP_BYTES + (IS_SUPER ? HEAD_BYTES : 0))
 #define PIECE_SLOTS (PIECE_BYTES / 16)
-// Where a slot of a tile's first piece lies in the tile, and bytes from that of piece p to that of the next.
+// The address of a slot of a tile's first piece, and the distance in bytes from piece to piece.
 #define PIECE_SLOT_AT(slot) (IS_SUPER ? (slot) < GROUP_SLOTS ? HEAD_BYTES + (slot) * 16 : ((slot) - GROUP_SLOTS) * 16 : (slot) * 16)
 #define PIECE_SLOT_STEP(slot, p)                                                                                       \
     (!IS_SUPER               ? GROUP_BYTES                                                                             \
      : (slot) < GROUP_SLOTS ? GROUP_BYTES + ((p) % 8 == 7 ? HEAD_BYTES : 0)                                            \
                              : ((p) % 8 == 7 ? SUPER_BYTES : 0))
 
-// The lane begins with another column in each vector, so that the lanes' writes lie in different banks: byte i of a turned word is
-// column (i + vector) % 4 of a word's four.
+// A lane begins with a different column in each vector, so that the lanes' writes use different banks: byte i of a turned word is
+// column (i + vector) % 4 of the word's four.
 inline uint turn(const uint word, const int vector) { return rotate(word, (uint)(32 - 8 * vector) % 32); }
 
 #if WEIGHT_IS(mxfp4)
-// bfloat16 numbers of two rows' codes, in the upper halves of t's bytes 1 and 3: the bits at their places are 2^-126 of the value.
+// bfloat16 numbers from two rows' codes, in the upper halves of t's bytes 1 and 3: the bits in place represent 2^-126 of the value.
 inline uint widen_codes(const uint t, const uint scales) {
     const uint bits = (t & 0x80008000u) | (t >> 6 & 0x01c001c0u);
     return mul_bf16x2(mul_bf16x2(bits, 0x7e807e80u), scales);
 }
 #else
-// Two rows' d, or m, in a word. at: those of 16 rows.
+// Two rows' d, or m, in a word. at: halves for 16 rows.
 inline uint row_halves(const __local uchar* at, const int rows) { return ((const __local uint*)at)[rows]; }
 
 #if IS_SUPER
@@ -43,7 +43,7 @@ inline uint row_products(const __local uchar* at, const __local uchar* factors, 
 }
 #endif
 
-// Values of byte i of two rows' words. A byte in a half's mantissa is a part of 1024 + byte.
+// Values of byte i in two rows' words. A byte in the mantissa of a half gives 1024 + byte.
 inline uint widen_bytes(const uint first, const uint second, const int i, const uint scales, const uint least) {
     const uint bits = (permute(first, second, 0x0400 + i * 0x0101) & 0x00ff00ffu) | 0x64006400u;
     const uint numbers = sub_f16x2(bits, (0x6400 + OFFSET) * 0x10001u);
@@ -53,7 +53,7 @@ inline uint widen_bytes(const uint first, const uint second, const int i, const 
 
 inline void widen_group(const __local uchar* piece, const uint to, const int lane) {
     const int vector = lane / 8, rows = lane % 8;
-    const __local uint2* words = (const __local uint2*)(piece + SCALE_BYTES);  // 8 a vector
+    const __local uint2* words = (const __local uint2*)(piece + SCALE_BYTES);  // 8 per vector
     const uint at = to + vector * 128 + (rows * 4 ^ vector % 2 * 16);
 #if WEIGHT_IS(mxfp4)
     const uint2 codes = words[lane];
