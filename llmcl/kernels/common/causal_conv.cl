@@ -5,8 +5,9 @@
 // Inputs from earlier steps are the sequence's state: states float [slots][LENGTH - 1][CHANNELS], the last inputs, oldest first. A
 // sequence's slot is in its record of the step state. At position 0 the slot's content counts as 0.
 //
-// A step's rows are consecutive tokens of a single sequence, or (EACH_ALONE) each row is the only token of a different sequence.
-// With EACH_ALONE, the work-item that computes a channel also updates the state; otherwise conv_state.cl does, after all reads.
+// A step's rows are consecutive tokens of a single sequence, or (EACH_ALONE) each row is the only token of a different
+// sequence. With EACH_ALONE, the work-item that computes a channel also updates the state; otherwise conv_state.cl does, after
+// all reads.
 //
 // u for a row: the first CHANNELS values, or (GATED) the first CHANNELS values times the CHANNELS values from 2 CHANNELS on.
 // Build: ROW (values per row), CHANNELS (a multiple of WIDTH), LENGTH (2 or more), WIDTH (lanes.cl), EACH_ALONE, GATED,

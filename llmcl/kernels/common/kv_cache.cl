@@ -7,9 +7,8 @@
 //
 //   bf16x2          in prefill on a CPU only, never for the cache itself: see cpu/pair_cache.cl
 //
-// In each layout and for each KV head, 16 keys take KV_TILE consecutive elements, and so do 16 values. docs/design/layouts.md has
-// drawings; q8_0 keys are stored like q8_0 weights, see tiles.cl. Below, `tiles` points at a tile, and row i counts from the tile's
-// first row.
+// For each KV head, 16 keys take KV_TILE consecutive elements, and so do 16 values. (docs/design/layouts.md has drawings; q8_0 keys
+// are stored like q8_0 weights, see tiles.cl.) Below, `tiles` points at a tile, and row i counts from its first row.
 // Source: ggml's Q8_0.
 //
 // Build: KV, HEAD_DIM (a multiple of 16, or 32 with q8_0), CAPACITY (a multiple of 16; an expression in the kernel's `state`).

@@ -1,12 +1,12 @@
-// MXFP4 numbers (OCP Microscaling Formats, 2023): a 4-bit code has a sign, 2 exponent bits and 1 mantissa bit; a scale is a power of two.
+// MXFP4 numbers (OCP Microscaling Formats, 2023): a 4-bit code has a sign, 2 exponent bits and 1 mantissa bit; a scale is a power
+// of two.
 //
 //   code & 7        0  1    2  3    4  5  6  7
 //   |value|         0  0.5  1  1.5  2  3  4  6     times 2^(scale - 127)
 //
 // Kernels use twice the value plus 12, a number from 0 to 24 that fits a byte, and half the scale.
 
-// Converts the lower half of each byte; the upper half may hold anything. For codes 4, 5, 6 and 7 the number is 0, 1, 2 and 5 more
-// than the code.
+// Converts each byte's lower half; the upper half may hold anything. For codes 4, 5, 6, 7 the number is 0, 1, 2, 5 more than the code.
 inline uint mxfp4_numbers(const uint codes) {
     const uint low = codes & 0x07070707u, large = low >> 2 & 0x01010101u, minus = codes >> 3 & 0x01010101u;
     const uint more = low & (large | large << 1), both = more & more >> 1;

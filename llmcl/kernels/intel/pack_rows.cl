@@ -1,7 +1,6 @@
 // Activations for Intel's matrix units: x rounded to nearest even, in the weight's 16 bits, in blocks of 8 tokens by 16 columns.
 //
-// x  float [n][K]     to  WEIGHT [ceil(n/8)][K/16][8][16]; values beyond float16 become float16's largest; tokens from n on repeat
-// the last
+// x  float [n][K]     to  WEIGHT [ceil(n/8)][K/16][8][16]; values beyond float16 become float16's largest; tokens from n on repeat the last
 // Index space: (ceil(K / 16 / LOCAL_SIZE), 8 ceil(n/8)) groups, LOCAL_SIZE work-items each; a work-item packs 16 columns of a token.
 // Build: WEIGHT (f16 or bf16), K (a multiple of 16), LOCAL_SIZE.
 #if !defined(WEIGHT) || !defined(K) || !defined(LOCAL_SIZE) || !defined(STATE_N_TOKENS)

@@ -450,7 +450,8 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     wait_until(space->done, space->count);
 #endif
 
-    // The head's queries, and the new key and value in the split with the new position. An item has two elements that rotate together.
+    // The head's queries, and the new key and value in the split with the new position. An item has two elements that rotate
+    // together.
     const int row_new = kv_row(state, position);
     const new_place to = {(__global ushort*)(k_cache + (s->row + row_new / 16 * 16) * HEAD_DIM + row_new % 16),
                           (__global ushort*)(v_cache + (s->row + row_new) * HEAD_DIM)};

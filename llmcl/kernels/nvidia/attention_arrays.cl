@@ -3,8 +3,7 @@
 //
 // With ARRAYS, `state` holds strides from slot STRIDES on: the distances in values between batches, heads and rows for queries,
 // then for keys, then for values. Rows begin at multiples of 16 bytes. CAPACITY is the row count per batch of keys (or page), and
-// ARRAY_BLOCKS, an expression, is the number of batches or pages. The output is OUT (f32, f16 or bf16)
-// [batch][N_Q_HEADS][n][HEAD_DIM].
+// ARRAY_BLOCKS, an expression, the number of batches or pages. The output is OUT (f32, f16, bf16) [batch][N_Q_HEADS][n][HEAD_DIM].
 #include "common/query_address.cl"
 
 #define QUERIES 0

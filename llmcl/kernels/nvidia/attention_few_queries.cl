@@ -16,8 +16,7 @@
 // queries, k, v, out, lse, state, sinks: see nvidia/attention_prefill.cl with ARRAYS
 // part_ml  float [batch][N_Q_HEADS][n][N_SPLITS][2] (m, l), part_acc float [...][N_SPLITS][HEAD_DIM]: unused with a single split
 //
-// Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) groups with 32 WARPS work-items; merge_splits (N_Q_HEADS, n,
-// batch) groups with HEAD_DIM / 2.
+// Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) groups of 32 WARPS; merge_splits (N_Q_HEADS, n, batch) of HEAD_DIM / 2.
 // Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, SCALE, N_SPLITS, WARPS, OUT, LSE, ARRAYS (1), STRIDES,
 // KV_BLOCK_RANGES (1) and the range constants. All queries use their batch's first record. For pages, a multiple of 16 keys each,
 // see kv_address.cl. Local memory: WARPS (32 HEAD_DIM + 64) bytes.

@@ -13,7 +13,8 @@
 //     32 bits  K  (i HEAD_DIM + d) 4 + (c ^ d / 2 % 2 * 2)       V  j HEAD_DIM / 4 + (c ^ j / 2 % 4 * 2)
 //     K in arrays, key j, piece c in the row:  j pieces per row + (c ^ j % 8)
 //
-// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM], read in place: see nvidia/attention_arrays.cl.
+// With ARRAYS, queries, keys and values are KV [batch][heads][rows][HEAD_DIM], read in place: see
+// nvidia/attention_arrays.cl.
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) with 2 BLOCK_M KEY_SPLITS work-items; the longest rows come first.
 // Build: KV (f16, bf16 or f32), HEAD_DIM (a multiple of 64), N_KV_HEADS, constants for query_address.cl, CAPACITY (a multiple of
@@ -158,7 +159,8 @@ inline query_part load_query(__global const QUERY_T* a, __global const QUERY_T* 
     return (float4)(a[i], b[i], a[i + 4], b[i + 4]);
 }
 
-// c[n] += a[n parts / 8] b[n] for 8 blocks of 8 columns, term after term, so that no product waits for the previous product.
+// c[n] += a[n parts / 8] b[n] for 8 blocks of 8 columns, term after term, so that no product waits for the previous
+// product.
 #define BLOCKS 8
 inline void multiply_float32(float4* c, const float4* a, const float2* b, const int parts) {
     float4 high[BLOCKS];

@@ -3,13 +3,12 @@
 //
 //   out[t][h] = softmax(SCALE q[t][h] K^T) V over the keys at positions up to the token's
 //
-// Row r of a KV head is query r / GROUP_SIZE in query head r % GROUP_SIZE. A warp has ROWS rows. A group's warps share the keys.
-// First come the step's keys, from registers into local memory; the first split also appends them to the cache. Then come the
-// cached keys. A split has a share of them, STAGE_KEYS at a time: the next stage is copied during a stage's products, and the first
-// stage while the group waits. The matrix units do both products (mma.sync), with keys and values as the left operand. Queries and
-// softmax weights are rounded to the cache's 16-bit type, as in prefill. With g = lane / 4, t = lane % 4, a lane has the scores of
-// a tile's keys g and g + 8, and dimensions g and g + 8 in each 16, for rows 2 t and 2 t + 1. A head's last group for a block of
-// rows merges the split states.
+// Row r of a KV head is query r / GROUP_SIZE in query head r % GROUP_SIZE. A warp has ROWS rows. A group's warps share the keys. First
+// come the step's keys, from registers into local memory; the first split also appends them to the cache. Then come the cached keys. A
+// split has a share of them, STAGE_KEYS at a time: the next stage is copied during a stage's products, and the first stage while the
+// group waits. The matrix units do both products (mma.sync), with keys and values as the left operand. Queries and softmax weights are
+// rounded to the cache's 16-bit type, as in prefill. With g = lane / 4, t = lane % 4, a lane has the scores of a tile's keys g and g +
+// 8, and dimensions g and g + 8 in each 16, for rows 2 t and 2 t + 1. A head's last group for a block of rows merges the split states.
 //
 // Local memory, in 16-byte pieces: key tile i, dimension d, half h of the 16 keys: (i HEAD_DIM + d) 2 + (h ^ d / 4 % 2); value j, 8
 // dimensions c: j HEAD_DIM / 8 + (c ^ j % 8). Eight neighbours read together then lie in different banks.

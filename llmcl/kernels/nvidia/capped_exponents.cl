@@ -9,8 +9,7 @@
 //
 // Beyond NEAR_CAP, the polynomial is larger than tanh in magnitude and has the sign of x. Only the largest score in a row is
 // tested: it must be below NEAR_CAP, and far enough above -NEAR_CAP to make the weights of keys below -NEAR_CAP negligible, as they
-// should be or smaller. If a row of the warp fails the test, quick_tanh computes all scores (the device's tanh; relative error
-// 2^-11, as for a score rounded to float16).
+// should be or smaller. If a row fails, the warp uses quick_tanh for all (the device's tanh; relative error 2^-11, like float16).
 //
 // Define before: SCORE_SCALE (the scale and SCORE_UNIT), SCALED_FIRST (scores already include SCORE_SCALE), LOG2E, quick_tanh(float).
 #define NEAR_CAP 0.75f

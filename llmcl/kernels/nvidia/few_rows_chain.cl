@@ -21,9 +21,8 @@
 // firsts int [n_links], the first group of each link
 // links  ulong [n_links][LINK_WORDS]: six ints in three words, LINK_INTS, and the addresses of the link's buffers
 //
-// Index space: as many groups as the links have, with ITEMS work-items. Build: ITEMS, LINK_WORDS, CHAIN_BYTES, CHAIN_ROWS. In front
-// of the file stand the links as functions, and RUN_LINK, a call of function number `kind`. Local memory: CHAIN_BYTES and 4
-// CHAIN_ROWS.
+// Index space: as many groups as the links have, with ITEMS work-items. Build: ITEMS, LINK_WORDS, CHAIN_BYTES, CHAIN_ROWS. In front of
+// the file stand the links as functions, and RUN_LINK, a call of function number `kind`. Local memory: CHAIN_BYTES and 4 CHAIN_ROWS.
 #if !defined(ITEMS) || !defined(LINK_WORDS) || !defined(CHAIN_BYTES) || !defined(CHAIN_ROWS)
 #error "nvidia/few_rows_chain.cl needs the build constants named in its head"
 #endif
@@ -47,8 +46,7 @@ void few_rows_chain(volatile __global uint* done, __global const int* firsts, __
     const int unit = get_group_id(0);
     __global const ulong* link = links + (size_t)link_of(firsts, n_links, unit) * LINK_WORDS;
     __global const int* ints = (__global const int*)link;
-    // The link's function, its first group, the groups per part; its first counter, the previous link's counter, and the count to
-    // wait for.
+    // The link's function, first group, groups per part; its first counter, the previous link's counter, and the count to wait for.
     const int kind = ints[0], group = unit - ints[1], part_groups = ints[2], counter = ints[3];
     volatile __global const uint* before = done + ints[4] * COUNTER_WORDS;
     const uint count = ints[5];

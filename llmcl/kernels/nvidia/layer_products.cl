@@ -1,14 +1,12 @@
-// The products in nvidia/persistent_layers.cl by weight storage type: from nvidia/product.cl, or for quantised weights from
-// nvidia/product_quantized.cl. Expert products have the same names with the prefix expert_: the same functions, or with
-// EXPERT_WEIGHT the functions from nvidia/product_quantized.cl beside 16-bit weights. From here on, WEIGHT and the product macros
-// then describe the experts.
+// The products in nvidia/persistent_layers.cl by weight type: from nvidia/product.cl, or for quantised weights from
+// nvidia/product_quantized.cl. Expert products have the prefix expert_: the same functions, or with EXPERT_WEIGHT the functions from
+// nvidia/product_quantized.cl beside 16-bit weights. From here on, WEIGHT and the product macros are the experts'.
 //
 // Also the product of a float32 router, with ROUTER_IS_FLOAT.
 //
 // With OTHER_WEIGHT, the functions from nvidia/product_quantized.cl for two types, under the same names (nvidia/second_type.cl).
 //
-// Build: WEIGHT, EXPERT_WEIGHT (quantised), HIDDEN, MAX_COLUMNS, EXPERT_COLUMNS (maximum over expert products), and the constants
-// of those files.
+// Build: WEIGHT, EXPERT_WEIGHT (quantised), HIDDEN, MAX_COLUMNS, EXPERT_COLUMNS (maximum over expert products), those files' constants.
 #if QUANTIZED
 #define FLOAT_COLUMNS 0
 #else

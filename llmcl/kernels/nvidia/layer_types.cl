@@ -1,5 +1,4 @@
-// Marks the weights of a layer in nvidia/persistent_layers.cl that are stored as OTHER_WEIGHT, if a launch has a second type beside
-// WEIGHT.
+// Marks the weights of a layer in nvidia/persistent_layers.cl that are stored as OTHER_WEIGHT, if a launch has two types.
 //
 // AT_TYPES      bit OF_NAME: the product's weight is OTHER_WEIGHT; from bit FIRST_UNIT_AT on, the number of qkv units at AT_QKV
 // AT_QKV_REST   the address of the remaining qkv units, with another type, in layers with two qkv types

@@ -1,4 +1,5 @@
-// y = W x for one token on NVIDIA GPUs: WARPS warps share the columns of a 16-row tile (two tiles with SWIGLU), see nvidia/product.cl.
+// y = W x for one token on NVIDIA GPUs: WARPS warps share the columns of a 16-row tile (two tiles with SWIGLU),
+// see nvidia/product.cl.
 // Formula, arguments and build constants as in cpu/linear_decode.cl, and
 //   WARPS   warps per work-group
 //

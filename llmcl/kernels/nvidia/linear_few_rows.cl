@@ -31,8 +31,9 @@
 //
 //   meeting  float4 [groups' rows and 8 tokens][K_PARTS - 1][TILES][lanes], sums; ABSENT words before and after
 //
-// With EXPERTS the file is the base of nvidia/experts_few_rows.cl: the tokens belong to a block, and their rows may lie anywhere. A
-// group then takes one block after the other, and requests the next block's first pieces during the last products of a block.
+// With EXPERTS the file is the base of nvidia/experts_few_rows.cl: the tokens belong to a block, and their rows may lie
+// anywhere. A group then takes one block after the other, and requests the next block's first pieces during the last products of
+// a block.
 //
 // Index space: ceil(N_TILES / TILES) groups with 32 WARPS work-items; K_PARTS times as many with K_PARTS, the first parts first.
 // Build: WEIGHT, K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, MAX_ROWS (a multiple of 8), TILES (1, 2 or 4; with a gate
@@ -221,7 +222,8 @@ inline void ask_early(early_values* of, const target* to, const int first_tile, 
     }
 }
 
-// Writes a lane's rows for a token: v in row order; an addition uses the current values. early: with ASKS_EARLY the addends.
+// Writes a lane's rows for a token: v in row order; an addition uses the current values. early: with ASKS_EARLY the
+// addends.
 inline void write_rows(float v[ROWS], const target* to, const int token, const int row, const float2* early) {
 #if PACKED_OUT
     if (row < N && (!EXPERTS || token < to->n)) write_packed((__global uint*)to->out, v, ROW_OF(to, token), to->out_row + row);

@@ -16,8 +16,7 @@
 // Index space: any number of groups with 256 work-items; a unit's tokens change fastest, so that groups share weights while they run.
 // Build: WEIGHT (f16 or bf16), K (a multiple of 32), N, N_TILES, OUT_STRIDE, EPILOGUE, PACKED_OUT (OUT_STRIDE a multiple of 32,
 // EPILOGUE not "add"), BLOCK_TILES (16, 8 or 4: small for few tokens, to keep compute units busy). x, and out with PACKED_OUT, have
-// tokens up to a multiple of 128; rows past n may hold anything.
-// Local memory: 147456 bytes.
+// tokens up to a multiple of 128; rows past n may hold anything. Local memory: 147456 bytes.
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_TILES) || !defined(OUT_STRIDE) || !defined(EPILOGUE) || \
     !defined(PACKED_OUT) || !defined(BLOCK_TILES) || !defined(STATE_N_TOKENS)
 #error "nvidia/linear_prefill_wgmma.cl needs the build constants named in its head"

@@ -20,7 +20,8 @@ inline softmax_state warps_state(const kv_split* s, const int i, const attend_sp
     return all;
 }
 
-// ml: m and l [n_splits][GROUP_SIZE][2] of the splits; m is replaced by the weight of a split's accumulator. Called by all work-items.
+// ml: m and l [n_splits][GROUP_SIZE][2] of the splits; m is replaced by the weight of a split's accumulator. Called by all
+// work-items.
 inline void weigh_splits(__local float* ml, const int n_splits) {
     const int lane = (int)get_local_id(0) % WARP;
     for (int g = (int)get_local_id(0) / WARP; g < GROUP_SIZE; g += WARPS) {

@@ -4,8 +4,7 @@
 #include "nvidia/residual_stream.cl"
 
 // A group's partition of a matrix: every unit_stride-th unit from first_unit on. Or, with `claims` (a count of units that groups
-// have taken), the first two units and then any units left: some compute units are slower by a seventh. `claimed`: the count
-// before.
+// have taken), the first two units and then any units left: some compute units are slower by a seventh. `claimed`: the count before.
 typedef struct {
     __global const void* weight;
     int columns, n_units, first_unit, unit_stride;

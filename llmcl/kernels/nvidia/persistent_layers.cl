@@ -14,14 +14,13 @@
 // Each phase does the work of nvidia/linear_decode.cl or nvidia/attention_decode.cl, with the same functions and, for the same
 // number of warps per group, the same bits. The replaced launches are this kernel's twin.
 //
-// Groups only wait for the values that they need (nvidia/flag_in_data.cl). Meanwhile, a group requests its first weights for the
-// next product. A compute unit's loads are answered in order, so any earlier read from global memory also delays a phase: the layer
-// addresses are therefore in local memory. A vector may be overwritten in the next layer, because a group sends its rows of a
-// product only after it has received all of the product's input, and a group without rows reads no input. A group with one whole
-// vector therefore knows that all readers of the previous vector are done. The next layer's x needs all of ffn, ffn all of mid, mid
-// all of attended, a head's attended the states of all the head's groups, a state the head's q, k and v, and qkv all of x.
-// Attention layers and recurrent layers write different rows, so the flag of such rows is the parity of the number of layers of the
-// same kind so far.
+// Groups only wait for the values that they need (nvidia/flag_in_data.cl). Meanwhile, a group requests its first weights for the next
+// product. A compute unit's loads are answered in order, so any earlier read from global memory also delays a phase: the layer
+// addresses are therefore in local memory. A vector may be overwritten in the next layer, because a group sends its rows of a product
+// only after it has received all of the product's input, and a group without rows reads no input. A group with one whole vector
+// therefore knows that all readers of the previous vector are done. The next layer's x needs all of ffn, ffn all of mid, mid all of
+// attended, a head's attended the states of all the head's groups, a state the head's q, k and v, and qkv all of x. Attention layers
+// and recurrent layers write different rows, so the flag of such rows is the parity of the number of layers of the same kind so far.
 //
 // A row of x has one owner, a group that adds to it and sends it. With SPLIT_K or norms after blocks, each group instead has its
 // own x, to which it adds all received values (nvidia/residual_stream.cl); mid and next_x are then the addends. A group with rows

@@ -2,7 +2,8 @@
 // warp each for queries, keys and values. They request the next item's data during the current item's products. The key warp alone
 // asks which tiles a mask hides. Include after that file's constants and prefill_items.cl.
 //
-// A group's maps, N_MAPS times TENSOR_MAP_BYTES, are its part of tensor_maps, which has room for all groups (groups, batch).
+// A group's maps, N_MAPS times TENSOR_MAP_BYTES, are its part of tensor_maps, which has room for all groups (groups,
+// batch).
 #include "nvidia/tensor_map.cl"
 #define COPY_WARPS 2
 #define PART_KEYS 64  // keys that always lie in a single page

@@ -44,7 +44,8 @@ inline __global const CAT(WEIGHT, _t)* run_at(const matrix* m, const int unit, c
     return (__global const CAT(WEIGHT, _t)*)WEIGHT_OF(m, unit) + (at.tile * m->row_columns + at.column) * 16;
 }
 
-// A missing run counts 0, but loads the last run instead: the compiler would wait at once for a load that only some steps have.
+// A missing run counts 0, but loads the last run instead: the compiler would wait at once for a load that only some steps
+// have.
 #define LAST_RUN(m) ((m)->columns / RUN - 1)
 inline void load_step(weight_fragment* fragment, const matrix* m, const int unit, const int step, const int slot,
                       const int item) {

@@ -1,7 +1,6 @@
 // Copies a box of an array with the copy engine, to find out whether device and driver take tensor maps (nvidia/wgmma.py).
 //
-// a    half [2][3][20][128]         map  128 bytes         out  half [64][64]: the box from [1][2][4][64] on, pieces of 8 columns
-// exchanged
+// a    half [2][3][20][128]         map  128 bytes         out  half [64][64]: the box at [1][2][4][64], pieces of 8 columns exchanged
 // Index space: a single group with 32 work-items. Build: none. Local memory: 8336 bytes.
 #include "common/common.cl"
 #include "nvidia/wgmma.cl"

@@ -3,8 +3,9 @@
 // NVIDIA's OpenCL compiler assembles for sm_90 and refuses these sm_90a instructions. They are written as PTX comments, and
 // runtime/ptx_splice.py turns the comments into instructions in the program's text.
 //
-// A warpgroup (4 warps) multiplies A (64 x 16) by B (16 x n) into float32 sums. B is in local memory, A in local memory or
-// registers. A warp holds 16 rows of A and of the sums, in fragments as drawn in ptx.cl: a lane has 4 sums per 8 columns.
+// A warpgroup (4 warps) multiplies A (64 x 16) by B (16 x n) into float32 sums. B is in local memory, A in local memory
+// or registers. A warp holds 16 rows of A and of the sums, in fragments as drawn in ptx.cl: a lane has 4 sums per 8
+// columns.
 #include "nvidia/ptx.cl"
 
 #define WARPGROUP 128
