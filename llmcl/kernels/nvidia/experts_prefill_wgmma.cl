@@ -81,7 +81,7 @@ inline int4 block_of(const unit_list* list, const int unit) {
 typedef struct {
     __global const CAT(INPUT, _t)*x0, *x1;
     __global const CAT(WEIGHT, _t)* w;
-    int tiles[3];  // from the work-item's tiles to the first tile, in weight elements
+    int tiles[3];  // offsets from the work-item's first tile to its next two tiles, in weight elements ([0] is unused)
     int unit, step;
     uint to;  // bytes to the stage
     int4 next, after;

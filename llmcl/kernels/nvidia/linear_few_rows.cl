@@ -222,8 +222,8 @@ inline void ask_early(early_values* of, const target* to, const int first_tile, 
     }
 }
 
-// Writes a lane's rows for a token: v in row order; an addition uses the current values. early: with ASKS_EARLY the
-// addends.
+// Writes a lane's rows for a token, v in row order. With an addition, v becomes the sums. early: the addends, with
+// ASKS_EARLY.
 inline void write_rows(float v[ROWS], const target* to, const int token, const int row, const float2* early) {
 #if PACKED_OUT
     if (row < N && (!EXPERTS || token < to->n)) write_packed((__global uint*)to->out, v, ROW_OF(to, token), to->out_row + row);

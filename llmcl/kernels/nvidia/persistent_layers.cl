@@ -205,7 +205,7 @@ typedef struct {
     uint number, flag;
     bool is_first, is_last;
     bool recurrent;
-    uint rows_flag;  // for the layer's rows of x: attention layers and recurrent layers have separate rows
+    uint rows_flag;  // for the rows computed from x: attention layers and recurrent layers have separate rows
 } place;
 
 ALWAYS_INLINE place place_now(__local const group_memory* memory) {
