@@ -1,10 +1,10 @@
 #!/usr/bin/env python
-"""Draws docs/images/ from docs/results/*.json, and writes the tables of README.md and docs/performance.md.
+"""Draws docs/images/ from docs/results/*.json, and writes the tables of docs/performance.md.
 
 A result has a title, device, driver, date, command (how to measure it again), notes and panels. A panel has a name, a
 unit, whether higher is better, the names of its rows, and for each series a value a row. Where a page says
-`<!-- table: NAME -->`, the lines up to `<!-- end -->` are the table of docs/results/NAME.json; `speed` is the table of
-the README. With --check nothing is written: the exit code is 1 if a table is not that of its result.
+`<!-- table: NAME -->`, the lines up to `<!-- end -->` are the table of docs/results/NAME.json; `speed` has the figures
+of the README's chart. With --check nothing is written: the exit code is 1 if a table is not that of its result.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS, IMAGES = ROOT / "docs" / "results", ROOT / "docs" / "images"
 NO_MEASUREMENT = "compilers.json"  # tests/check_compilers.py writes it, and the tables of its page
-PAGES = ROOT / "README.md", ROOT / "docs" / "performance.md"
-SPEED = "speed"  # the table and the chart of the README: llmcl beside the best peer of each test
+PAGES = (ROOT / "docs" / "performance.md",)
+SPEED = "speed"  # the chart of the README and its table: llmcl beside the best peer of each test
 SPEED_ROWS = (  # label, result, panel, row, peer
     ("H200, 1B bf16, decode", "h200_llama_cpp", 0, 0, "llama.cpp"),
     ("H200, 8B bf16, decode", "h200_llama_cpp", 0, 1, "llama.cpp"),
@@ -46,8 +46,9 @@ SPEED_ROWS = (  # label, result, panel, row, peer
 
 INK, PAPER = "#24292f", "#ffffff"
 OURS = "llmcl"
-COLORS = {OURS: "#0969da", "llama.cpp": "#b0b7c0", "PyTorch compiled": "#d9a441", "torch.compile": "#d9a441"}
-OTHER_COLORS = ("#1a7f64", "#9a6fb0")
+SHADES = {OURS: ("#0969da", "#80b9f2", "#033d8b"), "llama.cpp": ("#8c959f", "#c4cad1")}  # by the first word of a name
+OTHER_COLORS = ("#1a7f64", "#d9a441", "#9a6fb0", "#cf222e", "#57606a")
+GAP = 0.8  # between the bars of two rows, where a bar is 1
 MOST_TIMES = 50  # as fast as a peer, or as slow: beyond it a figure of a result is from elsewhere
 MARK = re.compile(r"<!-- table: (\w+) -->\n.*?<!-- end -->", re.DOTALL)
 
@@ -141,7 +142,7 @@ def table(result: Result) -> str:
 
 
 def speed_table(results: dict[str, Result]) -> str:
-    """The README's table: a line for each of SPEED_ROWS."""
+    """Return the table behind the README's chart: a line for each of SPEED_ROWS."""
     rows = []
     for label, name, panel_number, row, peer in SPEED_ROWS:
         panel = results[name].panels[panel_number]
@@ -171,49 +172,60 @@ def with_tables(text: str, results: dict[str, Result]) -> str:
 # ---- charts -----------------------------------------------------------------------------------------------
 
 
+def colors(names: list[str]) -> dict[str, str]:
+    """Return a color for each series of a chart: shades of blue for llmcl, of grey for llama.cpp, no color twice."""
+    left = {prefix: list(shades) for prefix, shades in SHADES.items()}
+    others = list(OTHER_COLORS)
+    return {name: (left.get(name.split()[0]) or others).pop(0) for name in names}
+
+
 def draw(result: Result, path: Path) -> None:
-    """A panel beside the other, bars that lie: a group for each row."""
+    """Draw the panels side by side, with horizontal bars that are equally thick in all of them."""
     import matplotlib.pyplot as plt
 
-    rows = max(len(panel.rows) * (len(panel.series) + 0.8) for panel in result.panels)
-    figure, axes = plt.subplots(
-        1, len(result.panels), figsize=(max(6.0, 4.4 * len(result.panels)), 1.6 + 0.26 * rows), squeeze=False
-    )
+    slots = max(len(panel.rows) * (len(panel.series) + GAP) for panel in result.panels)
+    width, height = max(7.0, 4.4 * len(result.panels)), 1.7 + 0.22 * slots
+    figure, axes = plt.subplots(1, len(result.panels), figsize=(width, height), squeeze=False)
+    names = list(dict.fromkeys(name for panel in result.panels for name in panel.series))
+    shades = colors(names)
     for axis, panel in zip(axes[0], result.panels, strict=True):
-        bars(axis, panel)
-    drawn = {label: bar for axis in axes[0] for bar, label in zip(*axis.get_legend_handles_labels(), strict=True)}
-    if len(drawn) > 1:
-        figure.legend(drawn.values(), drawn.keys(), loc="upper right", ncols=len(drawn), frameon=False, fontsize=8)
-    figure.suptitle(result.title, x=0.01, ha="left", fontweight="bold")
-    figure.text(0.01, 0.01, f"{result.device}; {result.driver}; {result.date}", fontsize=7, color="#6e7781")
-    figure.tight_layout(rect=(0, 0.03, 1, 1))
+        bars(axis, panel, slots, shades)
+    figure.suptitle(result.title, x=0.07 / width, y=1 - 0.08 / height, ha="left", va="top", fontweight="bold")
+    if len(names) > 1:
+        handles = [plt.Rectangle((0, 0), 1, 1, color=shades[name]) for name in names]
+        at = (0, 1 - 0.3 / height)  # in a line of its own below the title
+        figure.legend(handles, names, loc="upper left", bbox_to_anchor=at, ncols=len(names), frameon=False, fontsize=8)
+    origin = f"{result.device}; {result.driver}; {result.date}"
+    figure.text(0.07 / width, 0.07 / height, origin, fontsize=7, color="#6e7781")
+    figure.tight_layout(rect=(0, 0.2 / height, 1, 1 - (0.45 if len(names) > 1 else 0.22) / height))
     _save(figure, path)
 
 
-def bars(axis: Axes, panel: Panel) -> None:
-    names = list(panel.series)
-    height = 0.8 / len(names)
-    for n, name in enumerate(names):
-        at = [i + (n - (len(names) - 1) / 2) * height for i in range(len(panel.rows))]
-        color = COLORS.get(name) or OTHER_COLORS[n % len(OTHER_COLORS)]
-        drawn = axis.barh(at, panel.series[name], height * 0.92, label=name, color=color)
-        axis.bar_label(drawn, labels=[f"{value:g}" for value in panel.series[name]], padding=2, fontsize=8)
-    axis.set_yticks(range(len(panel.rows)), panel.rows)
-    axis.invert_yaxis()
+def bars(axis: Axes, panel: Panel, slots: float, shades: dict[str, str]) -> None:
+    """Draw the bars of a panel. The axis has room for `slots` bars, whether the panel fills it or not."""
+    a_row = len(panel.series) + GAP
+    for n, (name, values) in enumerate(panel.series.items()):
+        at = [i * a_row + n for i in range(len(panel.rows))]
+        drawn = axis.barh(at, values, 0.92, color=shades[name])
+        axis.bar_label(drawn, labels=[f"{value:g}" for value in values], padding=2, fontsize=8)
+    axis.set_yticks([i * a_row + (len(panel.series) - 1) / 2 for i in range(len(panel.rows))], panel.rows)
+    axis.set_ylim(slots - GAP / 2 - 0.5, -GAP / 2 - 0.5)
     better = "higher" if panel.higher_is_better else "lower"
     axis.set_title(f"{panel.name}, {panel.unit} ({better} is better)", fontsize=9, loc="left")
     axis.margins(x=0.16)
+    axis.locator_params(axis="x", nbins=5)
     axis.spines[["top", "right"]].set_visible(False)
+    axis.spines["left"].set_bounds(-GAP / 2 - 0.5, len(panel.rows) * a_row - GAP / 2 - 0.5)
 
 
 def draw_speed(results: dict[str, Result], path: Path) -> None:
-    """How many times as fast as the best peer: a bar for each row of the README's table."""
+    """How many times as fast as the best peer: a bar for each of SPEED_ROWS."""
     import matplotlib.pyplot as plt
 
     figure, axis = plt.subplots(figsize=(8, 0.6 + 0.32 * len(SPEED_ROWS)))
     for i, (label, name, panel_number, row, peer) in enumerate(SPEED_ROWS):
         ratio = results[name].panels[panel_number].ratio(row, peer)
-        color = COLORS[OURS] if label.startswith(SPEED_ROWS[0][0][:4]) else OTHER_COLORS[0]
+        color = SHADES[OURS][0] if label.startswith(SPEED_ROWS[0][0][:4]) else OTHER_COLORS[0]
         drawn = axis.barh(i, ratio, 0.7, color=color)
         axis.bar_label(drawn, labels=[f"{ratio:.1f}x  {peer}"], padding=3, fontsize=8)
     axis.set_yticks(range(len(SPEED_ROWS)), [label for label, *_ in SPEED_ROWS])

@@ -6,6 +6,7 @@ Every `sh` and `python` block of README.md and docs/guide/ runs on the demo mode
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -195,12 +196,26 @@ def test_the_architecture_names_every_folder() -> None:
     assert [f"{folder}/" for folder in sorted(folders) if f"`{folder.as_posix()}/`" not in text] == []
 
 
-def test_the_readme_is_short_and_names_every_page() -> None:
+def test_the_readme_is_short() -> None:
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 120
-    linked = set(_LINK.findall(text))
+    assert "docs/index.md" in _LINK.findall(text)
+
+
+def test_the_index_names_every_page() -> None:
+    index = DOCS / "index.md"
+    linked = set(_LINK.findall(index.read_text(encoding="utf-8")))
     for page in [*(DOCS / "guide").glob("*.md"), *(DOCS / "design").glob("*.md"), *DOCS.glob("*.md")]:
-        assert str(page.relative_to(ROOT)) in linked, f"{page.name} is not in the README"
+        assert page == index or page.relative_to(DOCS).as_posix() in linked, f"{page.name} is not in docs/index.md"
+
+
+def test_the_readme_counts_the_lines_of_families() -> None:
+    """The README links family declarations and says how long they are."""
+    text = README.read_text(encoding="utf-8")
+    claims = re.findall(r"\((llmcl/models/families/\w+\.py)\)[\w ]*?(\d+)", text.replace("\n", " "))
+    assert len(claims) == 2
+    for path, lines in claims:
+        assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) == int(lines), path
 
 
 def test_terms_are_defined_once() -> None:
@@ -242,6 +257,28 @@ def test_charts_are_those_of_the_results(plots: dict[str, Any]) -> None:
         for panel in result.panels:
             for value in (value for values in panel.series.values() for value in values):
                 assert f">{value:g}<" in chart, f"{name}: {value:g} is not in the chart; run scripts/plot_results.py"
+
+
+def test_no_chart_has_two_series_of_one_color(plots: dict[str, Any]) -> None:
+    for name, result in plots["read_results"]().items():
+        series = list(dict.fromkeys(series for panel in result.panels for series in panel.series))
+        shades = plots["colors"](series)
+        assert list(shades) == series and len(set(shades.values())) == len(series), f"{name}: {shades}"
+        chart = (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        for color in shades.values():
+            assert f"fill: {color}" in chart, f"{name}: run scripts/plot_results.py"
+
+
+def test_no_legend_lies_over_a_title(plots: dict[str, Any]) -> None:
+    """The texts of a legend are in lines below the title and above the panels' names."""
+    for name, result in plots["read_results"]().items():
+        chart = (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8")
+        texts = re.findall(r'<text[^>]* y="([\d.]+)"[^>]*>([^<]*)</text>', chart)
+        heights = {html.unescape(text): float(y) for y, text in texts}
+        for series in {series for panel in result.panels for series in panel.series}:
+            if series in heights:  # a chart of one series has no legend
+                names = [y for text, y in heights.items() if text.endswith(" is better)")]
+                assert heights[result.title] + 8 < heights[series] < min(names) - 8, f"{name}: {series}"
 
 
 def test_a_wrong_result_is_refused(plots: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
