@@ -182,6 +182,7 @@ def colors(names: list[str]) -> dict[str, str]:
 def draw(result: Result, path: Path) -> None:
     """Draw the panels side by side, with horizontal bars that are equally thick in all of them."""
     import matplotlib.pyplot as plt
+    from matplotlib.patches import Patch
 
     slots = max(len(panel.rows) * (len(panel.series) + GAP) for panel in result.panels)
     width, height = max(7.0, 4.4 * len(result.panels)), 1.7 + 0.22 * slots
@@ -192,7 +193,7 @@ def draw(result: Result, path: Path) -> None:
         bars(axis, panel, slots, shades)
     figure.suptitle(result.title, x=0.07 / width, y=1 - 0.08 / height, ha="left", va="top", fontweight="bold")
     if len(names) > 1:
-        handles = [plt.Rectangle((0, 0), 1, 1, color=shades[name]) for name in names]
+        handles = [Patch(color=shades[name]) for name in names]
         at = (0, 1 - 0.3 / height)  # in a line of its own below the title
         figure.legend(handles, names, loc="upper left", bbox_to_anchor=at, ncols=len(names), frameon=False, fontsize=8)
     origin = f"{result.device}; {result.driver}; {result.date}"

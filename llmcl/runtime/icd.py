@@ -26,6 +26,7 @@ from llmcl.runtime import child_process
 from llmcl.runtime.cache_files import cache_dir, make_folder, read_cached, read_plain, write_atomically, write_cached
 
 INTEL_CPU_LIBRARY = "libintelocl.so"
+WINDOWS_LIBRARY = Path("Library", "bin", "intelocl64.dll")  # below the environment's folder
 OUR_ENTRY = "llmcl-intel-cpu.icd"
 SYSTEM_VENDORS = Path("/etc/OpenCL/vendors")
 USER_VARIABLES = ("OCL_ICD_VENDORS", "OCL_ICD_FILENAMES", "OPENCL_VENDOR_PATH")
@@ -44,9 +45,13 @@ Probe = Callable[[str], str | None]  # library path or name -> problem, or None
 def prepare_icd_loader() -> tuple[str, ...]:
     """Sets `OCL_ICD_VENDORS` if pip-installed drivers need it. Call before the first OpenCL call.
 
-    Respects a value set by the user. Does nothing outside Linux (drivers register themselves elsewhere) and under
-    Oclgrind (which replaces the loader). Returns hints for a user who misses a device.
+    Respects a value set by the user. On Windows sets `OCL_ICD_FILENAMES`. Does nothing on other systems (drivers
+    register themselves there) and under Oclgrind (which replaces the loader). Returns hints for a user who misses a
+    device.
     """
+    if sys.platform == "win32":
+        name_windows_driver(Path(sys.prefix))
+        return ()
     if not sys.platform.startswith("linux") or "oclgrind" in os.environ.get("LD_PRELOAD", ""):
         return ()
     if os.environ.get(OUR_MARK) and os.environ.get("OCL_ICD_VENDORS") == os.environ[OUR_MARK]:
@@ -59,6 +64,16 @@ def prepare_icd_loader() -> tuple[str, ...]:
         folder = write_entries(cache_dir() / "icd", entries)
         os.environ["OCL_ICD_VENDORS"] = os.environ[OUR_MARK] = str(folder)
     return notes
+
+
+def name_windows_driver(prefix: Path) -> None:
+    """Name pip's driver for the loader in pyopencl's wheel, which opens it beside the registered ones.
+
+    Written from the contents of the wheels; nobody has run it yet.
+    """
+    library = prefix / WINDOWS_LIBRARY
+    if library.is_file() and not any(os.environ.get(variable) for variable in USER_VARIABLES):
+        os.environ["OCL_ICD_FILENAMES"] = str(library)
 
 
 def vendor_folders() -> list[Path]:
@@ -198,6 +213,8 @@ def probe_in_child(library: str) -> str | None:
 
 def half_installed() -> str | None:
     """Returns a hint about a pip package of Intel's driver that lacks its libraries, or None."""
+    if sys.platform == "win32":
+        return None
     for entry in map(Path, filter(None, sys.path)):
         if next(entry.glob("intel_opencl_rt-*.dist-info"), None) is not None:
             if any((folder / INTEL_CPU_LIBRARY).is_file() for folder in library_folders()):

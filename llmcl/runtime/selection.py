@@ -111,23 +111,32 @@ def _line(entry: DeviceEntry) -> str:
     )
 
 
+def _driver_to_install(system: str, machine: str) -> str:
+    """Say what brings an OpenCL driver to a system (`sys.platform`) on a processor (`platform.machine()`)."""
+    if system == "darwin":
+        return (
+            "install PoCL for the CPU (`brew install pocl`, or pocl from conda-forge); macOS' own OpenCL is deprecated "
+            "and llmcl has not been tried with it"
+        )
+    from_pip = 'install a driver for the CPU with `pip install "llmcl[cpu]"`'
+    if system == "win32":
+        gpu = "the graphics driver of your GPU's vendor, which brings OpenCL"
+        return f"{from_pip}, or {gpu}" if machine == "AMD64" else f"install {gpu}"
+    gpu = "the OpenCL driver of your GPU's vendor"
+    if machine == "x86_64":
+        return f"{from_pip}, or {gpu}"
+    pocl = "PoCL for the CPU (Debian and Ubuntu: `apt-get install pocl-opencl-icd`; conda-forge: pocl)"
+    return f"install {gpu}, or {pocl}"
+
+
 def _advice_without_device() -> str:
     if (limit := _address_space()) is not None:
         return (
             f"this process may use {limit >> 20} MiB of address space, and drivers need some GiB to begin; raise it "
             "(ulimit -v unlimited)."
         )
-    if sys.platform.startswith("linux") and platform.machine() == "x86_64":
-        install = (
-            'install a driver for the CPU with `pip install "llmcl[cpu]"`, or the OpenCL driver of your GPU\'s vendor'
-        )
-    else:
-        install = (
-            "install your GPU vendor's OpenCL driver, or PoCL for the CPU from the system's package manager "
-            "(Debian and Ubuntu: `apt-get install pocl-opencl-icd`)"
-        )
     notes = [*prepare_icd_loader(), half_installed()]
-    return " ".join([f"{install}.", *filter(None, notes)])
+    return " ".join([f"{_driver_to_install(sys.platform, platform.machine())}.", *filter(None, notes)])
 
 
 def _address_space() -> int | None:

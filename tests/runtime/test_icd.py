@@ -45,6 +45,21 @@ def machine(tmp_path: Path) -> Machine:
     return Machine(tmp_path)
 
 
+def test_on_windows_the_driver_of_pip_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in icd.USER_VARIABLES:
+        monkeypatch.setenv(variable, "")
+    icd.name_windows_driver(tmp_path)
+    assert os.environ["OCL_ICD_FILENAMES"] == ""  # there is none
+    library = tmp_path / icd.WINDOWS_LIBRARY
+    library.parent.mkdir(parents=True)
+    library.touch()
+    icd.name_windows_driver(tmp_path)
+    assert os.environ["OCL_ICD_FILENAMES"] == str(library)
+    monkeypatch.setenv("OCL_ICD_FILENAMES", "mine.dll")
+    icd.name_windows_driver(tmp_path)
+    assert os.environ["OCL_ICD_FILENAMES"] == "mine.dll"
+
+
 def test_pip_library_joins_the_entries_of_the_system(machine: Machine) -> None:
     (machine.system / "mesa.icd").write_text("libMesaOpenCL.so.1\n")
     (machine.system / "gone.icd").write_text("/nowhere/libgone.so\n")

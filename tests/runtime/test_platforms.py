@@ -203,14 +203,23 @@ def test_no_device_for_lack_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -
     assert "install" in explain_choice([])
 
 
-def test_no_device_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(DeviceError, match=r"no OpenCL device was found; install .*driver"):
+@pytest.mark.parametrize(
+    ("system", "machine", "says"),
+    [
+        ("linux", "x86_64", 'pip install "llmcl[cpu]"'),
+        ("linux", "aarch64", "pocl-opencl-icd"),
+        ("win32", "AMD64", 'pip install "llmcl[cpu]"'),
+        ("win32", "ARM64", "graphics driver"),
+        ("darwin", "arm64", "brew install pocl"),
+    ],
+)
+def test_no_device_says_what_to_install(system: str, machine: str, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("platform.machine", lambda: machine)
+    with pytest.raises(DeviceError, match=r"no OpenCL device was found; install .*driver|PoCL"):
         choose_device([])
-    if sys.platform == "linux":
-        monkeypatch.setattr("platform.machine", lambda: "x86_64")
-        assert 'pip install "llmcl[cpu]"' in explain_choice([])
-        monkeypatch.setattr("platform.machine", lambda: "aarch64")
-        assert "pocl-opencl-icd" in explain_choice([])
+    assert says in explain_choice([])
+    assert ("pip install" in explain_choice([])) == (machine in ("x86_64", "AMD64"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,265 @@
+"""Docstrings, comments and pages are plain English: few vague words, and no sentence that begins with "Of".
+
+A room is a folder of llmcl/. The tables *_ABOVE name rooms and pages that do not keep a rule yet, each with its present
+figure as its limit: it may only fall. A name leaves a table when it keeps the rule.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import tokenize
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "llmcl"
+VAGUE = frozenset(
+    [
+        "of",
+        "that",
+        "those",
+        "what",
+        "whose",
+        "which",
+        "it",
+        "its",
+        "them",
+        "these",
+        "one",
+        "ones",
+        "so",
+        "such",
+        "they",
+        "their",
+        "this",
+        "where",
+        "others",
+        "other",
+    ]
+)
+ROOM_LIMIT, PAGE_LIMIT = 7.5, 7.0  # vague words in percent
+MOST_FIELDS = 4  # "name: meaning" in a class docstring; more are commented on the fields' lines
+VAGUE_LOCALS = frozenset({"of", "own", "found", "given", "made", "to"})
+
+ROOMS_ABOVE: dict[str, float] = {
+    ".": 12.4,
+    "attention": 13.7,
+    "attention/tracing": 13.4,
+    "checkpoint": 13.8,
+    "cli": 14.6,
+    "convert": 12.4,
+    "engine": 15.6,
+    "grammar": 17.0,
+    "kernels": 17.0,
+    "kernels/common": 16.2,
+    "kernels/cpu": 12.4,
+    "kernels/intel": 10.4,
+    "kernels/nvidia": 15.4,
+    "kernels/portable": 12.2,
+    "models": 16.8,
+    "models/config": 15.4,
+    "models/families": 16.3,
+    "ops": 14.3,
+    "reference": 9.2,
+    "runtime": 15.3,
+    "serve": 17.1,
+    "tokenizer": 14.2,
+    "tools": 14.8,
+}
+PAGES_ABOVE: dict[str, float] = {
+    "CONTRIBUTING.md": 14.7,
+    "README.md": 8.5,
+    "docs/architecture.md": 12.0,
+    "docs/design/adding_a_command.md": 18.4,
+    "docs/design/adding_a_device_class.md": 11.3,
+    "docs/design/adding_a_family.md": 14.3,
+    "docs/design/adding_a_quantised_format.md": 11.4,
+    "docs/design/attention.md": 13.4,
+    "docs/design/engine.md": 15.8,
+    "docs/design/layouts.md": 11.0,
+    "docs/design/many_sequences.md": 15.2,
+    "docs/design/one_token.md": 11.8,
+    "docs/design/persistent_kernels.md": 16.0,
+    "docs/design/recurrent_layers.md": 14.2,
+    "docs/devices.md": 13.3,
+    "docs/glossary.md": 11.1,
+    "docs/guide/attention.md": 12.9,
+    "docs/guide/benchmarks.md": 13.4,
+    "docs/guide/command_line.md": 11.4,
+    "docs/guide/devices.md": 12.6,
+    "docs/guide/errors.md": 13.6,
+    "docs/guide/models.md": 11.7,
+    "docs/guide/python.md": 13.6,
+    "docs/guide/quantization.md": 11.9,
+    "docs/guide/server.md": 14.5,
+    "docs/performance.md": 11.8,
+}
+OF_ABOVE: dict[str, int] = {
+    "CONTRIBUTING.md": 1,
+    "attention": 3,
+    "checkpoint": 1,
+    "cli": 1,
+    "convert": 1,
+    "docs/design/engine.md": 2,
+    "docs/design/many_sequences.md": 1,
+    "docs/design/persistent_kernels.md": 1,
+    "docs/guide/server.md": 3,
+    "docs/performance.md": 2,
+    "engine": 14,
+    "grammar": 1,
+    "kernels/common": 21,
+    "kernels/cpu": 7,
+    "kernels/nvidia": 28,
+    "kernels/portable": 9,
+    "models": 11,
+    "models/config": 7,
+    "models/families": 3,
+    "ops": 5,
+    "reference": 1,
+    "runtime": 1,
+    "serve": 8,
+    "tokenizer": 2,
+    "tools": 6,
+}
+FIELDS_ABOVE: dict[str, int] = {
+    "checkpoint": 2,
+    "engine": 3,
+    "kernels/common": 2,
+    "kernels/nvidia": 1,
+    "models": 1,
+    "models/config": 1,
+    "models/families": 8,
+    "serve": 6,
+    "tokenizer": 1,
+}
+LOCALS_ABOVE: dict[str, int] = {
+    "attention": 8,
+    "attention/tracing": 5,
+    "checkpoint": 17,
+    "cli": 9,
+    "convert": 3,
+    "engine": 12,
+    "grammar": 6,
+    "kernels/common": 9,
+    "kernels/cpu": 10,
+    "kernels/intel": 1,
+    "kernels/nvidia": 37,
+    "kernels/portable": 18,
+    "models": 43,
+    "models/config": 12,
+    "models/families": 14,
+    "ops": 20,
+    "reference": 7,
+    "runtime": 6,
+    "serve": 31,
+    "tokenizer": 12,
+    "tools": 33,
+}
+
+ROOMS = sorted({path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")})
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for path in (*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"))
+    if "notes" not in path.parts
+)
+DOCUMENTED = ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef
+
+
+def vague_percent(texts: list[str]) -> float:
+    words = [word for text in texts for word in re.findall(r"[a-z][a-z'-]*", re.sub(r"`[^`]*`", " ", text).lower())]
+    return round(100 * sum(word in VAGUE for word in words) / max(1, len(words)), 1)
+
+
+def sentences_with_of(texts: list[str]) -> list[str]:
+    return [found[0].strip() for text in texts for found in re.finditer(r"(?:^|[.!?:]\s+|\n\n)Of\s[^.]*", text)]
+
+
+def trees(room: str) -> list[ast.Module]:
+    return [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((PACKAGE / room).glob("*.py"))]
+
+
+def python_texts(path: Path) -> list[str]:
+    source = path.read_text(encoding="utf-8")
+    docstrings = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    comments = [
+        token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type == tokenize.COMMENT
+    ]
+    return docstrings + joined([(token.start[0], token.string.lstrip("#: "), token.line) for token in comments], "#")
+
+
+def opencl_texts(path: Path) -> list[str]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return joined([(i, line.partition("//")[2].strip(), line) for i, line in enumerate(lines) if "//" in line], "//")
+
+
+def joined(comments: list[tuple[int, str, str]], mark: str) -> list[str]:
+    """Comments as texts. Lines of nothing but comments that follow one another are one text."""
+    texts: list[str] = []
+    last = -2
+    for number, comment, line in comments:
+        if number == last + 1 and line.lstrip().startswith(mark):
+            texts[-1] += "\n" + comment
+        else:
+            texts.append(comment)
+        last = number
+    return texts
+
+
+@cache
+def room_texts(room: str) -> list[str]:
+    texts = [text for path in sorted((PACKAGE / room).glob("*.py")) for text in python_texts(path)]
+    return texts + [text for path in sorted((PACKAGE / room).glob("*.cl")) for text in opencl_texts(path)]
+
+
+def page_text(page: str) -> str:
+    """A page without code blocks, tables and links' addresses."""
+    text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"\]\([^)]*\)", "]", re.sub(r"^\|.*\n", "", text, flags=re.MULTILINE))
+
+
+def check(name: str, value: float, limit: float, above: dict[str, float], what: str) -> None:
+    allowed = above.get(name, limit)
+    assert value <= allowed, f"{name}: {what}: {value}, at most {allowed} allowed"
+    assert name not in above or value > limit, f"{name}: {what}: {value} keeps the rule; take it out of its table"
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_few_vague_words(room: str) -> None:
+    check(room, vague_percent(room_texts(room)), ROOM_LIMIT, ROOMS_ABOVE, "percent of vague words")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_has_few_vague_words(page: str) -> None:
+    check(page, vague_percent([page_text(page)]), PAGE_LIMIT, PAGES_ABOVE, "percent of vague words")
+
+
+@pytest.mark.parametrize("name", [*ROOMS, *PAGES])
+def test_no_sentence_begins_with_of(name: str) -> None:
+    sentences = sentences_with_of(room_texts(name) if name in ROOMS else [page_text(name)])
+    check(name, len(sentences), 0, {**OF_ABOVE}, f"sentences that begin with Of, such as {sentences[:3]}")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_fields_are_commented_on_their_lines(room: str) -> None:
+    classes = [node for tree in trees(room) for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    long = [
+        node.name
+        for node in classes
+        if len(re.findall(r"(?:^|[.;]\s+|\n)[a-z_]\w*(?:, [a-z_]\w*)*: ", ast.get_docstring(node) or "")) > MOST_FIELDS
+    ]
+    check(room, len(long), 0, {**FIELDS_ABOVE}, f"class docstrings that list fields, such as {long[:3]}")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_locals_say_what_they_hold(room: str) -> None:
+    names = [
+        node.id
+        for tree in trees(room)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_LOCALS
+    ]
+    check(room, len(names), 0, {**LOCALS_ABOVE}, "assignments to a local of, own, found, given, made or to")
