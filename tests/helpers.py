@@ -228,7 +228,7 @@ def transformers_class(config: ModelConfig) -> Any:
         count = "num_experts" if FAMILIES[config.architecture].recurrent or keys.enabled else "num_local_experts"
         options |= {count: of.n_experts, keys.top_k: of.top_k, keys.size: of.size}
         options["experts_implementation"] = "eager"  # the others know no float64
-        options |= {} if keys.renormalize is None else {keys.renormalize: of.renormalize}
+        options |= {keys.renormalize: of.renormalize} if isinstance(keys.renormalize, str) else {}
         options |= {} if keys.shared_size is None else {keys.shared_size: of.shared_size}
         options |= latent_options(config)
         if len(experts) < config.n_layers and config.latent is None:
