@@ -26,7 +26,7 @@ from llmcl.checkpoint.stacked import parts_of
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 from llmcl.models.config import GgufFactors, config_from_gguf
-from llmcl.models.config.missing import check_file_type
+from llmcl.models.config.gguf import checked_architecture
 from llmcl.models.families import FAMILIES
 from llmcl.models.families.family import Family
 
@@ -171,7 +171,7 @@ def check_header(data: bytes) -> bool:
         if metadata.get("split.count", 1) == 1:  # the first part of a split file does not name all tensors
             config_from_gguf(metadata, names, GgufFactors(**factors))
         else:
-            check_file_type(metadata.get("general.type"))
+            checked_architecture(metadata)
     except UnsupportedModelError:
         raise
     except CheckpointError:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -40,6 +42,8 @@ class FakeServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str]] = []
         self.commit = COMMIT
         self.failing = False
+        self.serves_ranges = False
+        self.ranges: list[tuple[str, int, int]] = []  # file, first and last byte of each range that was served
         self.broken_file: str | None = None
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
@@ -85,7 +89,15 @@ class Handler(BaseHTTPRequestHandler):
             self.send(200, json.dumps(info).encode(), {"Content-Type": "application/json"})
         elif (file := "/".join(parts[4:])) in files:
             etag = hashlib.sha256(files[file]).hexdigest()
-            self.send(200, files[file], {"ETag": f'"{etag}"', "X-Repo-Commit": self.server.commit})
+            headers = {"ETag": f'"{etag}"', "X-Repo-Commit": self.server.commit}
+            data, span = files[file], re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
+            if span is not None and self.server.serves_ranges and self.command == "GET":
+                first, last = int(span[1]), min(int(span[2] or len(data)), len(data) - 1)
+                self.server.ranges.append((file, first, last))
+                headers["Content-Range"] = f"bytes {first}-{last}/{len(data)}"
+                self.send(206, data[first : last + 1], headers)
+            else:
+                self.send(200, data, headers)
         else:
             self.send(404, b"no such file", {"X-Error-Code": "EntryNotFound", "X-Repo-Commit": self.server.commit})
 
@@ -95,7 +107,8 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header(name, value)
         self.end_headers()
         if self.command == "GET":
-            self.wfile.write(body)
+            with contextlib.suppress(ConnectionError):  # the client has seen enough
+                self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
         pass
@@ -372,6 +385,23 @@ def test_a_gguf_file_that_is_not_run_is_refused_by_its_beginning(gguf_files, ser
     with pytest.raises(UnsupportedModelError, match="org/lora: the file is a LoRA adapter"):
         Hub("org/lora", endpoint=server.url, cache_dir=tmp_path / "cache").fetch_file("x.gguf")
     assert not list((tmp_path / "cache").rglob("x.gguf"))
+
+
+@pytest.mark.parametrize("serves_ranges", [True, False])
+@pytest.mark.parametrize("file", ["x.gguf", "x-00001-of-00002.gguf"])
+def test_an_architecture_is_refused_by_the_beginning_of_a_large_file(
+    file, serves_ranges, gguf_files, server, tmp_path, monkeypatch
+):
+    """Also by that of the first part of a split file. A server may ignore the range and send the whole file."""
+    monkeypatch.setattr("llmcl.checkpoint.hub._MAX_HEADER", 1 << 21)
+    changes = {"split.count": 2, "split.no": 0} if "of" in file else {}
+    path = gguf_files.write(tmp_path / "x.gguf", {"a": np.ones((1 << 10, 1 << 10), np.float32)}, metadata=changes)
+    server.models["org/rwkv"] = {file: path.read_bytes().replace(b"llama", b"rwkv7"), "x-00002-of-00002.gguf": b"GGUF"}
+    server.serves_ranges = serves_ranges
+    with pytest.raises(UnsupportedModelError, match=r"org/rwkv: .* the GGUF architecture 'rwkv7'"):
+        Hub("org/rwkv", endpoint=server.url, cache_dir=tmp_path / "cache").fetch_file(file)
+    assert server.ranges == ([(file, 0, (1 << 21) - 1)] if serves_ranges else [])
+    assert not list((tmp_path / "cache").rglob("x*.gguf"))
 
 
 def test_all_parts_of_a_split_file_are_fetched(server, tmp_path):

@@ -59,6 +59,17 @@ def test_a_folder_becomes_a_gguf_file_with_the_same_logits(
             np.testing.assert_array_equal(before.array(name), after.array(name), err_msg=name)
 
 
+def test_a_head_of_its_own_is_kept_though_the_configuration_says_tied(
+    make_folder: Making, default_device: Device, tmp_path: Path
+) -> None:
+    source = make_folder(tmp_path / "source")
+    expected = logits(source, default_device)
+    settings = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(settings | {"tie_word_embeddings": True}))
+    target = convert(str(source), tmp_path / "target.gguf", dtype="float32")
+    assert relative_error(logits(target, default_device), expected) < 1e-5
+
+
 @pytest.mark.parametrize("metadata", [byte_level_gguf, sentencepiece_gguf])
 def test_tokenizer_and_chat_template_survive_both_ways(
     tmp_path: Path, make_folder: Making, metadata: Callable[[], dict[str, Any]]

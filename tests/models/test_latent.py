@@ -269,6 +269,18 @@ def test_gguf_files_of_both_kinds_are_the_model(default_device: Any, tmp_path: P
     np.testing.assert_array_equal(*logits)
 
 
+def test_a_router_with_a_bias_and_no_key_has_sigmoids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As GLM-4.7-Flash was published; llama.cpp takes the same."""
+    import gguf
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_expert_gating_func", lambda writer, kind: None)
+    path = save_gguf(tmp_path / "model.gguf", CONFIG, WEIGHTS)
+    with open_checkpoint(str(path)) as checkpoint:
+        assert checkpoint.gguf_metadata is not None
+        assert "deepseek2.expert_gating_func" not in checkpoint.gguf_metadata
+        assert checkpoint.config.layers == CONFIG.layers
+
+
 def test_the_layer_that_drafts_is_left_out(folder: str, tmp_path: Path) -> None:
     from safetensors.numpy import load_file, save_file
 

@@ -43,6 +43,15 @@ _NO_FACTORS = GgufFactors()
 _UNROTATED_INTERVAL = 4  # GGUF has no key for it
 
 
+def checked_architecture(metadata: Mapping[str, Any]) -> str:
+    """Returns `general.architecture`. Raises UnsupportedModelError for no model, or one of no known family."""
+    check_file_type(metadata.get("general.type"))
+    arch = Reader(metadata, "GGUF metadata").text("general.architecture")
+    if arch not in GGUF_FAMILIES:
+        refuse_architecture(arch, "the GGUF architecture", GGUF_FAMILIES)
+    return arch
+
+
 def config_from_gguf(
     metadata: Mapping[str, Any],
     tensor_names: Collection[str],
@@ -54,10 +63,7 @@ def config_from_gguf(
     rotary frequencies. `dtype` is "quantized"; the caller replaces it once the tensor formats are known. Raises the
     errors of `config_from_hf`.
     """
-    check_file_type(metadata.get("general.type"))
-    arch = Reader(metadata, "GGUF metadata").text("general.architecture")
-    if arch not in GGUF_FAMILIES:
-        refuse_architecture(arch, "the GGUF architecture", GGUF_FAMILIES)
+    arch = checked_architecture(metadata)
     architecture = GGUF_FAMILIES[arch]
     family = FAMILIES[architecture]
     window_key = f"{arch}.attention.sliding_window"
