@@ -31,14 +31,15 @@ class Implementation(ABC):
         return True
 
     rounds_to_16_bits = False
-    """Whether its matrix units round float32 operands, so that results differ by more than the order of sums."""
+    """Matrix units round float32 operands, so results differ by more than the order of sums."""
 
     runs_anywhere = True
-    """Whether every OpenCL compiler takes the kernel, though other devices would not choose it."""
+    """Every OpenCL compiler takes the kernel, though only some devices would choose it."""
 
     arguments: Sequence[str] = ()
-    """Sizes that its kernel takes as its last arguments, in this order, and not as build constants: calls that differ
-    in these alone share a program."""
+    """Sizes passed as the kernel's last arguments, in this order, instead of build constants: calls that differ only in
+    these sizes share a program.
+    """
 
     def with_arguments(self, constants: Mapping[str, object]) -> tuple[dict[str, object], list[KernelArg]]:
         """Returns the build constants without `arguments`, and the kernel arguments."""
@@ -82,7 +83,7 @@ def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str |
 
 
 ONLY = ("portable/embed.cl", "portable/rms_norm.cl", "portable/sample.cl")
-"""Kernels that `llmcl doctor` checks and that have one implementation, for every device class and model."""
+"""Kernels checked by `llmcl doctor` that have a single implementation, for every device class and model."""
 
 
 def check_only_kernels(device: Device, *dtypes: str, others: Sequence[str] = ()) -> None:

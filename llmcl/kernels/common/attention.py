@@ -95,7 +95,7 @@ class AttentionDecode(AttentionKernel):
     merges = False
     one_split_keys = 0
     takes_queries_alone = True
-    """Whether it attends to what another layer has appended (SHARED_KV)."""
+    """Supports keys appended by another layer (SHARED_KV)."""
 
     @abstractmethod
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[Mapping[str, object], int]:
@@ -162,13 +162,13 @@ class AttentionPrefill(AttentionKernel):
     """Attends many query tokens to the cache, tile by tile."""
 
     takes_turns = False
-    """Whether its work-groups take blocks of queries one after the other, in the order that ORDER gives."""
+    """Work-groups take blocks of queries one after the other, in the order given by ORDER."""
 
     array_file = ""
-    """Where its kernel for attention on arrays stands, if that is another than `file`."""
+    """The kernel file for attention on arrays, if different from `file`."""
 
     array_scratch_bytes = 0
-    """Working memory of a work-group in attention on arrays, an argument after `ranges`; 0: it has none."""
+    """Scratch bytes per work-group in attention on arrays, an argument after `ranges`; 0: none."""
 
     block_m_choices: Sequence[int] = (8, 16, 32, 64, 128)
     """Query rows that `llmcl tune` tries."""
@@ -221,9 +221,9 @@ class AttentionFewQueries(Implementation):
 
     kernel = "attention_few_queries"
     merge_kernel = "merge_splits"
-    """What joins the states of the splits, if there are several."""
+    """The kernel that merges split states, if there are several splits."""
     range_keys = 64
-    """Of a tile for which a mask is decided."""
+    """Keys per mask decision."""
 
     @abstractmethod
     def takes(self, rows: int) -> bool:

@@ -17,7 +17,7 @@ BLOCK_ROWS = 64  # slots per block and work-group in prefill, by default
 FEW_BLOCK_ROWS = 8  # slots per block in a few-row step
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
-"""Build constants of an implementation's own, work-groups, and work-items of a group."""
+"""An implementation's own build constants, the work-groups, and the work-items per group."""
 
 
 @dataclass(frozen=True)

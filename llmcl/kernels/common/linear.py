@@ -23,7 +23,7 @@ GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
 EXPERT_GATES = {**GATES, "clamped_swiglu": "GATE_CLAMPED_SWIGLU"}
 
 Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
-"""Build constants of an implementation's own, work-groups, and work-items of a group."""
+"""An implementation's own build constants, the work-groups, and the work-items per group."""
 
 
 class ActivationLayout(ABC):
@@ -240,7 +240,7 @@ class LinearPrefill(LinearOfRows):
 
 
 FEW_ROWS = 8, 16, 32, 64
-"""Tokens of a step up to which products are bound apart from those of prefill."""
+"""Token counts for which products are bound separately from prefill's."""
 
 
 def few_rows(most: int) -> list[int]:

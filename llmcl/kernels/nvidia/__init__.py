@@ -39,6 +39,6 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     NvidiaPersistentLayers(),
     NvidiaFewRowsChain(),
 )
-"""Of two that take the same, the first goes before."""
+"""If two implementations support the same operands, the first is preferred."""
 
 VARIANTS = tuple(dict.fromkeys(row.name for row in IMPLEMENTATIONS))
