@@ -16,7 +16,7 @@ from rich.text import Text
 ROOT = Path(__file__).resolve().parent.parent
 PICTURE = ROOT / "docs" / "images" / "streaming.svg"
 WIDTH = 104
-COMMAND = 'llmcl generate -m smollm2 -p "What is gravity?" -n 96'
+COMMAND = 'llmcl generate -m smollm2 -p "What is gravity?" --temp 0.5 --seed 2'
 
 
 def main() -> None:

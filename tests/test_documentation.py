@@ -281,6 +281,13 @@ def test_no_legend_lies_over_a_title(plots: dict[str, Any]) -> None:
                 assert heights[result.title] + 8 < heights[series] < min(names) - 8, f"{name}: {series}"
 
 
+def test_the_picture_shows_the_command_of_the_readme() -> None:
+    command = runpy.run_path(str(ROOT / "scripts" / "picture.py"))["COMMAND"]
+    assert f"\n{command}\n" in README.read_text(encoding="utf-8")
+    picture = html.unescape((DOCS / "images" / "streaming.svg").read_text(encoding="utf-8")).replace("\xa0", " ")
+    assert f"$ {command}<" in picture, "run scripts/picture.py"
+
+
 def test_a_wrong_result_is_refused(plots: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "half.json").write_text('{"title": "half"}')
     monkeypatch.setitem(plots["read_results"].__globals__, "RESULTS", tmp_path)
