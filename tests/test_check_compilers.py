@@ -103,7 +103,6 @@ def test_every_portable_kernel_is_compiled() -> None:
         *("gate_inputs", "last_row", "layer_inputs", "scale_rows", "scale_shares"),  # Gemma 4's
         "sample_largest",  # a CPU's
         "delta_rule",  # a CPU's; a GPU takes delta_token and delta_chunks, but for heads that these do not have
-        "layer_chain",  # an NVIDIA GPU's
     )
     of_other_families = {f"portable/{name}.cl" for name in others}
     assert files - {program.file for gpu in GPUS for program in listed(gpu)} == of_other_families

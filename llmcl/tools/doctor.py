@@ -155,8 +155,7 @@ def checks() -> list[Check]:
 def _check_of_steps(row: PersistentStep, rows: Sequence[PersistentStep]) -> Check:
     if not row.few_rows:
         return Check("persistent_step", row, "float32", partial(_persistent_step, row=row), rows)
-    run = _layer_chain if row.one_row else _few_rows_chain
-    return Check("persistent_step", row, "bfloat16", partial(run, row=row), rows)
+    return Check("persistent_step", row, "bfloat16", partial(_few_rows_chain, row=row), rows)
 
 
 def _worst(trials: Iterable[Trial], **choices: object) -> float:
@@ -213,18 +212,6 @@ def _persistent_step(device: Device, *, row: PersistentStep) -> float:
     listed = ListedStep(trial.bind(variant=row.name, n_splits=3), trial.step, len(problem.keys))
     persistent = row.bind(device, listed)
     error = trial.error(persistent.parts)
-    trial.release()
-    return error
-
-
-def _layer_chain(device: Device, *, row: PersistentStep) -> float:
-    """Chains attention and the split merge, twice: a kernel that occurs once in a step is launched separately."""
-    problem = AttentionProblem.random(6, 2, SIZE, "float32", 1, position=600)
-    trial = decode_trial(device, problem)
-    listed = ListedStep(2 * trial.bind(variant=row.name, n_splits=3), trial.step, len(problem.keys))
-    parts = row.bind(device, listed).parts
-    assert len(parts) < len(listed.launches)
-    error = trial.error(parts)
     trial.release()
     return error
 

@@ -23,8 +23,7 @@ KINDS = (LinearDecode, LinearPrefill, AttentionDecode, AttentionPrefill, RopeApp
 def test_portable_variants_alone(device: Device, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMCL_VARIANT", "portable")
     assert {table.pick(kind, device, dtype, 64).name for kind in KINDS} == {"portable"}
-    assert [row.name for row in table.implementations(PersistentStep)] == ["portable"]
-    assert not table.implementations(PersistentLayers)
+    assert not table.implementations(PersistentStep) and not table.implementations(PersistentLayers)
 
 
 @pytest.mark.parametrize("value", [None, ""])

@@ -158,7 +158,6 @@ class PersistentStep(Implementation):
     """Replaces a step's launches by fewer launches. The list is the twin."""
 
     few_rows = False  # True: for few-row steps, with another order of sums; False: for any step, with equal bits
-    one_row = False  # True: for steps of one row only; few_rows must be False
 
     @abstractmethod
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:

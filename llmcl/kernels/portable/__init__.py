@@ -17,7 +17,6 @@ from llmcl.kernels.portable.experts import (
 )
 from llmcl.kernels.portable.int8_linear import Int8LinearDecode, Int8LinearFewRows
 from llmcl.kernels.portable.latent import PortableLatentAttention, PortableLinearHeads
-from llmcl.kernels.portable.layer_chain import PortableLayerChain
 from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearFewRows, PortableLinearPrefill
 
 IMPLEMENTATIONS: tuple[Implementation, ...] = (
@@ -36,6 +35,5 @@ IMPLEMENTATIONS: tuple[Implementation, ...] = (
     PortablePackKeys(),
     PortableLatentAttention(),
     PortableLinearHeads(),
-    PortableLayerChain(),
 )
 """Of two that take the same, the first goes before."""

@@ -27,11 +27,7 @@
 #include "common/attention_mods.cl"
 #include "common/step_rows.cl"
 #include "portable/widen.cl"
-#include "portable/chain_link.cl"
 
-#define Q_BYTES (4 * HEAD_DIM * GROUP_SIZE)
-#define SUMS_BYTES (16 * LOCAL_SIZE * GROUP_SIZE)
-#define SCORE_BYTES (4 * GROUP_SIZE * BLOCK_N)
 #define SLICES (LOCAL_SIZE / (BLOCK_N / 4))
 #define HEADS_AT_ONCE (LOCAL_SIZE / BLOCK_N)
 #define OWN_HEADS ((GROUP_SIZE + HEADS_AT_ONCE - 1) / HEADS_AT_ONCE)
@@ -120,11 +116,11 @@ __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void attention_decode(__global const float* qkv, __global const float* rope, __global const int* state,
                       __global kv_t* k_cache, __global kv_t* v_cache, __global float* part_ml,
                       __global float* part_acc, __global float* out SINKS_PARAM MOD_PARAMS) {
-    LOCAL_ARRAY(float, q, HEAD_DIM * GROUP_SIZE, 0);                        // [dimension][head]
-    LOCAL_ARRAY(float, sums, 4 * LOCAL_SIZE * GROUP_SIZE, Q_BYTES);         // [slice][head][key], later [row][head][column]
-    LOCAL_ARRAY(float, scores, GROUP_SIZE * BLOCK_N, Q_BYTES + SUMS_BYTES); // [head][key], later the weight sums
-    LOCAL_ARRAY(float, weights, BLOCK_N * GROUP_SIZE, Q_BYTES + SUMS_BYTES + SCORE_BYTES);      // [key][head]
-    LOCAL_ARRAY(float, shrinks, GROUP_SIZE, Q_BYTES + SUMS_BYTES + 2 * SCORE_BYTES);
+    __local float q[HEAD_DIM * GROUP_SIZE] __attribute__((aligned(16)));            // [dimension][head]
+    __local float sums[4 * LOCAL_SIZE * GROUP_SIZE] __attribute__((aligned(16)));   // [slice][head][key], later [row][head][column]
+    __local float scores[GROUP_SIZE * BLOCK_N] __attribute__((aligned(16)));        // [head][key], later the weight sums
+    __local float weights[BLOCK_N * GROUP_SIZE] __attribute__((aligned(16)));       // [key][head]
+    __local float shrinks[GROUP_SIZE] __attribute__((aligned(16)));
     const int lid = get_local_id(0), head = get_group_id(0), split = get_group_id(1);
     const int row = step_row(2);
     state = sequence_state(state, row);
@@ -137,7 +133,6 @@ void attention_decode(__global const float* qkv, __global const float* rope, __g
     const int n_splits = kv_len > ONE_SPLIT_KEYS ? N_SPLITS : 1;
     if (split >= n_splits) return;
     // The splits share the keys after the prefix hidden by mask_mod.
-    AWAIT(link);
     const int2 query = (int2)(position);
     const int sequence = MOD_SEQUENCE(state);
     const int visible_from = first_visible(sequence, head * GROUP_SIZE, GROUP_SIZE, query, kv_len, BLOCK_N MOD_ARGS);

@@ -16,7 +16,6 @@
 #include "common/common.cl"
 #include "common/online_softmax.cl"
 #include "common/step_rows.cl"
-#include "portable/chain_link.cl"
 
 #if COLUMNS == 16
 typedef float16 columns_t;
@@ -37,7 +36,6 @@ void attention_merge(__global const float* part_ml, __global const float* part_a
     part_ml += head * N_SPLITS * 2;
     part_acc += (size_t)head * N_SPLITS * HEAD_DIM;
 
-    AWAIT(link);
     const float sink = SINK(get_group_id(0));
     float m = sink;
 #pragma unroll 32

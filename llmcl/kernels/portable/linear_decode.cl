@@ -17,7 +17,6 @@
 #endif
 #define INTEL_LANES 16
 #include "portable/tile_pieces.cl"
-#include "portable/chain_link.cl"
 
 #define TILES_AT_ONCE (EPILOGUE == EPILOGUE_SWIGLU ? 2 : 1)
 #define ALL_PIECES N_PIECES
@@ -63,7 +62,6 @@ inline float round_token(__global const float* x, __global const float* norm, __
 typedef struct {
     __global const CAT(WEIGHT, _t)* tile;
     __global const float *x, *norm;
-    LINK_FIELD
 } operands;
 
 inline columns columns_at(const operands* o, const int p, float* square, const uint power) {
@@ -91,7 +89,7 @@ void linear_decode(__global const CAT(WEIGHT, _t)* weight, __global const float*
     add_pieces(own, &o, &square, lid, power);
     square = squares_of_share;
 #else
-    const operands o = {weight, x, norm LINK_VALUE};
+    const operands o = {weight, x, norm};
     add_pieces(own, &o, &square, lid, power);
 #endif
 

@@ -11,17 +11,15 @@
 // After portable/tile_pieces.cl. Build: LOCAL_SIZE (a power of two >= 16). A kernel declares ROW_SUMS at its head. Its file may
 // first define SUMS_IN_REGISTERS.
 #include "common/sub_groups.cl"
-#include "portable/chain_link.cl"
 
 #if defined(LANES) && !defined(SUMS_IN_REGISTERS)
 #define SUMS_IN_REGISTERS (LOCAL_SIZE >= LANES)
 #endif
 #if SUMS_IN_REGISTERS
 #define PARTS (LOCAL_SIZE / LANES)
-#define ROW_SUMS                           \
-    LOCAL_ARRAY(float, sums, 16 * PARTS, 0); \
-    LOCAL_ARRAY(float, parts, PARTS, 64 * PARTS)
-#define SUMS_BYTES (64 * PARTS + (4 * PARTS + 15) / 16 * 16)
+#define ROW_SUMS                                                  \
+    __local float sums[16 * PARTS] __attribute__((aligned(16))); \
+    __local float parts[PARTS] __attribute__((aligned(16)))
 #define KEPT_ROWS MAX(1, PIECE_ROWS * TWINS / LANES)
 #define KEEPS_ROWS(lid) ((lid) % MAX(TWINS, LANES / PIECE_ROWS) < TWINS)  // the rest have copies
 
@@ -58,10 +56,9 @@ IN_REGISTERS inline float sum_of_rows(const float* own, __local float* sums, __l
 }
 #else
 #define PARTS (LOCAL_SIZE / 16)
-#define ROW_SUMS                                         \
-    LOCAL_ARRAY(float, sums, LOCAL_SIZE * PIECE_ROWS, 0); \
-    LOCAL_ARRAY(float, parts, LOCAL_SIZE, 4 * LOCAL_SIZE * PIECE_ROWS)
-#define SUMS_BYTES (4 * LOCAL_SIZE * (PIECE_ROWS + 1))
+#define ROW_SUMS                                                             \
+    __local float sums[LOCAL_SIZE * PIECE_ROWS] __attribute__((aligned(16))); \
+    __local float parts[LOCAL_SIZE] __attribute__((aligned(16)))
 
 // The sums over all work-items; row i ends up in work-item i < 16.
 inline float sum_of_rows(const float* own, __local float* sums, __local float* parts, const int lid) {

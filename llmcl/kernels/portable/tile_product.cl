@@ -29,17 +29,14 @@ IN_REGISTERS inline void add_pieces(float own[TILES_AT_ONCE][PIECE_ROWS], const 
 #pragma unroll
         for (int i = 0; i < PIECE_ROWS; ++i) own[t][i] = 0.0f;
     piece pieces[TURN][TILES_AT_ONCE];
-#if AHEAD || defined(CHAINED)
+#if AHEAD
     load_turn(pieces, o, lid);
 #endif
-    AWAIT(o->link);
 #if ONE_TURN_AT_ONCE
 #pragma unroll 1
 #endif
     for (int first = lid; first < ALL_PIECES; first += TURN * LOCAL_SIZE) {
-#if !AHEAD && defined(CHAINED)
-        if (first >= LOCAL_SIZE) load_turn(pieces, o, first);
-#elif !AHEAD
+#if !AHEAD
         load_turn(pieces, o, first);
 #endif
 #pragma unroll
@@ -70,7 +67,7 @@ inline float sum_of_squares(const float square, __local float* parts, __local fl
     return reduce_sum(square, parts, lid);
 }
 #else
-#define NORM_SUMS LOCAL_ARRAY(float, squares, PARTS, SUMS_BYTES)
+#define NORM_SUMS __local float squares[PARTS] __attribute__((aligned(16)))
 inline float sum_of_squares(const float square, __local float* parts, __local float* squares, const int lid) {
     parts[lid] = square;
     barrier(CLK_LOCAL_MEM_FENCE);
