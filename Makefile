@@ -15,7 +15,7 @@ PIP_INSTALL := $(BIN)/python -m pip install $(QUIETLY)
 # Rusticl lists its software renderer only when asked to.
 ALL_DRIVERS := RUSTICL_ENABLE=$${RUSTICL_ENABLE:-llvmpipe}
 
-.PHONY: help demo test fuzz lint format clean
+.PHONY: help demo test fuzz lint format lines clean
 
 help:
 	@echo "make demo    set up $(VENV), then stream an answer of SmolLM2-135M-Instruct and report its TBT"
@@ -24,6 +24,7 @@ help:
 	@echo "make fuzz    feed llmcl with damaged and hostile input for an hour, or SECONDS=600"
 	@echo "make lint    the checks alone: ruff and mypy"
 	@echo "make format  put the sources into ruff's format"
+	@echo "make lines   print the lines of Python and OpenCL C by room; SINCE=HEAD^ adds the change since a commit"
 	@echo "make clean   remove $(VENV) and the tools' caches"
 	@echo "PYTHON=python3.12 chooses the Python of a new $(VENV); PROMPT=\"...\" the prompt of the demo"
 
@@ -46,6 +47,9 @@ lint: $(VENV)/.installed-test
 format: $(VENV)/.installed-test
 	@$(BIN)/ruff check --fix
 	@$(BIN)/ruff format
+
+lines:
+	@$(PYTHON) scripts/lines.py $(if $(SINCE),--since $(SINCE))
 
 $(VENV)/.installed: pyproject.toml
 	@echo "setting up $(VENV): the package, an OpenCL driver for the CPU, and the demo model" >&2
