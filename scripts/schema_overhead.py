@@ -74,7 +74,7 @@ def schema_overhead(
     context = plans[0].n_prompt + n_gen + 1
     print("| sequences | TBT, ms | with a schema | ratio (quartiles) |\n|---:|---:|---:|---:|")
     with load_model(model, loading, random=random, ctx_size=context, quiet=False) as llm:
-        if llm.tokenizer is None:
+        if not llm.has_tokenizer:
             _note("making a vocabulary")
             llm.tokenizer = made_tokenizer(llm.config.vocab_size)
         for plan in plans:

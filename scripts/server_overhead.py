@@ -99,7 +99,7 @@ def server_overhead(
         load_model(model, loading, random=random, ctx_size=context, quiet=False) as llm,
         llm.engine(max_sequences=streams, max_context=context) as engine,
     ):
-        if llm.tokenizer is None:
+        if not llm.has_tokenizer:
             llm.tokenizer = made_tokenizer(llm.config.vocab_size)
         service = Service(Settings(max_sequences=streams, quiet=True))
 

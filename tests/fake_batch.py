@@ -267,6 +267,7 @@ class FakeLLM:
 
     model_name = "fake"
     load_ms = 5.0
+    has_tokenizer = True
 
     def __init__(self) -> None:
         self.leases = Leases(self.model_name)

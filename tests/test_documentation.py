@@ -134,7 +134,7 @@ def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with redirect_stdout(StringIO()) as printed:
         for block in code:
             source = "\n" * block.line + block.text  # so that a traceback has the page's lines
-            exec(compile(source, str(page), "exec"), names)
+            exec(compile(source, str(page), "exec", dont_inherit=True), names)  # not with the imports of this file
     assert printed.getvalue()
 
 

@@ -92,9 +92,7 @@ class AloneSteps:
         if self._speculation is NO_SPECULATION or plan.prefill or len(plan.decode) != 1:
             return None
         job = plan.decode[0]
-        # Draft verification supports none of these.
-        has_more = job.matcher is not None or job.params.logprobs is not None or bool(job.params.logit_bias)
-        return None if has_more else job
+        return job if job.drafts else None
 
     def _most(self, job: Job, sequence: SequenceState) -> int:
         """Returns the draft length limit, given the answer's remaining tokens and the free pages."""

@@ -20,10 +20,11 @@ class Speaker(Protocol):
     """The parts of an `LLM` that a conversation needs."""
 
     model_name: str
-    tokenizer: Tokenizer | None
     leases: Leases
     max_context: int
 
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def model(self) -> Model: ...
     @property
@@ -42,7 +43,7 @@ class Chat(Conversation):
         super().__init__(on_full)
         if not hasattr(llm, "leases"):
             raise UsageError(f"llm is {shown(llm)}; expected a loaded model, as llmcl.load returns it")
-        if llm.tokenizer is None or not llm.tokenizer.has_chat_template:
+        if not llm.tokenizer.has_chat_template:
             raise UsageError(
                 f"{llm.model_name} has no chat template, so it cannot hold a conversation; use generate, a model "
                 "that was tuned for chat, or give it a template (--chat-template-file, chat_template)"

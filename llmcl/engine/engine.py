@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeGuard, TypeVar
+from typing import Any, Protocol, TypeVar
 from weakref import finalize
-
-import numpy as np
 
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import ANSWER_OPTIONS, AnswerOptions, Generation, Piece, PieceWriter, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
+from llmcl.engine.prompts import are_prompts, is_chat
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
@@ -40,6 +39,7 @@ MAX_SEQUENCES = 8
 STEP_TOKENS, STEP_TOKENS_GPU = 96, 256
 FEW_TOKENS = 8
 PAGE_TOKENS = 64
+MAX_ANSWERS = 1024  # to one prompt
 
 
 B = TypeVar("B", bound=Batch)
@@ -59,13 +59,16 @@ class Served(Protocol):
     """The parts of an `LLM` that an engine needs."""
 
     model_name: str
-    tokenizer: Tokenizer | None
     leases: Leases
     device: Device
     load_ms: float
 
     @property
     def model(self) -> Model: ...
+    @property
+    def has_tokenizer(self) -> bool: ...
+    @property
+    def tokenizer(self) -> Tokenizer: ...
     @property
     def encode(self) -> Callable[..., list[int]]: ...
     def check_prompt(self, ids: list[int]) -> None: ...
@@ -82,6 +85,11 @@ class Question:
     grammar: CompiledGrammar | None = None
     prompt_logprobs: int | None = None
     shown: bool = False
+
+    def again(self, i: int) -> Question:
+        """The same question for answer i of several, which draws with another seed."""
+        seed = self.options.seed
+        return self if seed is None else replace(self, options=replace(self.options, seed=(int(seed) + i) % (1 << 64)))
 
 
 class Engine:
@@ -144,9 +152,10 @@ class Engine:
         prompt_logprobs: the first piece carries the log-probability of each prompt token given the tokens before (None
         for the first), with 0 to 20 alternatives. The whole prompt is then computed, cached or not. prompt, options: as
         for `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
-        frequency_penalty, seed, stop, ignore_eos, schema, regex, grammar, raw, system_prompt; and logit_bias and
-        logprobs from SamplingParams, so each piece has its `logprob`. A seed draws the same random numbers regardless
-        of other requests, even after a preemption; the probabilities may be rounded differently.
+        frequency_penalty, seed, stop, ignore_eos, min_tokens, stop_token_ids, schema, regex, grammar, choices,
+        logits_processor, raw, system_prompt; and logit_bias and logprobs from SamplingParams, so each piece has its
+        `logprob`. A seed draws the same random numbers regardless of other requests, even after a preemption; the
+        probabilities may be rounded differently.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """
@@ -159,7 +168,7 @@ class Engine:
         Leaving the loop, or cancelling its task, cancels the request.
         """
         are_ids = isinstance(prompt, list) and {*map(type, prompt)} <= {int}
-        if are_ids and all(options.get(name) is None for name in ("schema", "regex", "grammar")):
+        if are_ids and all(options.get(name) is None for name in ("schema", "regex", "grammar", "choices")):
             return PieceStream(self.submit(prompt, **options))
         return PieceStream(lambda: self.submit(prompt, **options))
 
@@ -229,16 +238,26 @@ class Engine:
         worker = self._worker
         return Request(question.prompt_token_ids, mailbox, lambda: worker.cancel(answering), answering.job.progress)
 
-    def stream_questions(self, questions: Sequence[Question]) -> Generator[tuple[int, Piece], None, None]:
-        """Begins the answers to all questions. Yields (question index, piece) as pieces arrive."""
+    def stream_questions(
+        self, questions: Sequence[Question], *, are_same: bool = False
+    ) -> Generator[tuple[int, Piece], None, None]:
+        """Begins the answers to all questions. Yields (question index, piece) as pieces arrive.
+
+        are_same: all have one prompt. The first reads it before the others begin, which then share its full pages.
+        """
         items: SimpleQueue[tuple[int, Piece | End]] = SimpleQueue()
         begun: list[Answering] = []
-        try:
-            for i, question in enumerate(questions):
+
+        def begin(most: int) -> None:
+            for i, question in [*enumerate(questions)][len(begun) : most]:
                 begun.append(self._begin(question, lambda item, i=i: items.put((i, item))))  # type: ignore[misc]
-            left = len(begun)
+
+        try:
+            begin(1 if are_same else len(questions))
+            left = len(questions)
             while left:
                 i, item = items.get()
+                begin(len(questions))
                 if isinstance(item, Piece):
                     yield i, item
                 elif item is None:
@@ -264,6 +283,7 @@ class Engine:
             question.priority,
             matcher,
             prompt_logprobs=question.prompt_logprobs,
+            processor=options.logits_processor,
         )
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 
@@ -278,7 +298,8 @@ class Engine:
                 peak_device_bytes=device.peak_bytes,
             )
 
-        writer = PieceWriter(llm.tokenizer, options, n_tokens, recorder, stats, shown=question.shown)
+        tokenizer = llm.tokenizer if llm.has_tokenizer else None
+        writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats, shown=question.shown)
         answering = Answering(job, writer, give, wake)
         worker.submit(answering)
         return answering
@@ -350,22 +371,3 @@ def _until_closed(worker: Worker) -> Iterator[None]:
         yield
     finally:
         worker.stop()
-
-
-def are_prompts(prompt: Any) -> TypeGuard[Sequence[Any]]:
-    """Returns whether `prompt` is a list of prompts: texts, message lists, or lists or arrays of token ids."""
-    if isinstance(prompt, np.ndarray) or not is_list(prompt) or not prompt:
-        return False
-    return all(isinstance(part, str) or is_list(part) for part in prompt)
-
-
-def is_list(prompt: object) -> bool:
-    """Returns whether `prompt` is a list that can be read twice. An iterator would be empty after the first look."""
-    if isinstance(prompt, np.ndarray):
-        return prompt.ndim == 1
-    return isinstance(prompt, Sequence) and not isinstance(prompt, (str, bytes, bytearray, memoryview))
-
-
-def is_chat(prompt: Any, *, raw: bool) -> bool:
-    """Returns whether a prompt goes through the chat template: a text or messages, not token ids."""
-    return not raw and (isinstance(prompt, str) or any(issubclass(kind, Mapping) for kind in {*map(type, prompt)}))

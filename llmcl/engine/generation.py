@@ -7,16 +7,26 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
+from llmcl.engine.logits_processor import LogitsProcessor, process_logits
 from llmcl.engine.no_token import why_no_token
+from llmcl.engine.prompts import is_list
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.errors import DeviceError, OutOfDeviceMemoryError, UsageError, check_flags, check_whole
+from llmcl.errors import (
+    DeviceError,
+    OutOfDeviceMemoryError,
+    UsageError,
+    check_flags,
+    check_function,
+    check_whole,
+    shown,
+)
 from llmcl.grammar import Grammar, Matcher
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
-from llmcl.ops.sample import SamplingParams
+from llmcl.ops.sample import WHOLE, SamplingParams
 from llmcl.progress import Progress
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.preemptions import Preemptions
@@ -64,6 +74,8 @@ class AnswerOptions:
     schema: Any = None
     regex: str | None = None
     grammar: str | None = None
+    choices: Sequence[str] | None = None
+    logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
@@ -75,6 +87,8 @@ class AnswerOptions:
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         StopMatcher(self.stop)
+        object.__setattr__(self, "stop_token_ids", _checked_ids("stop_token_ids", self.stop_token_ids))
+        check_function("logits_processor", self.logits_processor)
         _ = self.sampling
         if (to_match := self.to_match) is not None and (self.ignore_eos or self.min_tokens):
             name = "ignore_eos" if self.ignore_eos else "min_tokens"
@@ -83,7 +97,7 @@ class AnswerOptions:
     @cached_property
     def to_match(self) -> Grammar | None:
         """What the answer is to match."""
-        return Grammar.of(schema=self.schema, regex=self.regex, grammar=self.grammar)
+        return Grammar.of(schema=self.schema, regex=self.regex, grammar=self.grammar, choices=self.choices)
 
     @cached_property
     def sampling(self) -> SamplingParams:
@@ -102,6 +116,12 @@ class AnswerOptions:
         )
 
 
+def _checked_ids(name: str, ids: object) -> tuple[int, ...]:
+    if not is_list(ids) or not all(isinstance(token, WHOLE) and token >= 0 for token in ids):
+        raise UsageError(f"{name} is {shown(ids)}; expected a list of token ids, 0 or more")
+    return tuple(map(int, ids))
+
+
 ANSWER_OPTIONS = tuple(each.name for each in fields(AnswerOptions))
 
 Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
@@ -113,13 +133,17 @@ Begin = Callable[[Answer], Generator[Piece, None, None]]
 
 @dataclass(frozen=True)
 class Generation:
-    """A whole answer. token_ids includes the end-of-text token that ended it; text does not."""
+    """A whole answer. token_ids includes the end-of-text token that ended it; text does not.
+
+    logprobs: of each token, where they were asked for; else empty.
+    """
 
     text: str
     token_ids: list[int]
     prompt_token_ids: list[int]
     finish_reason: str
     stats: GenerationStats
+    logprobs: list[LogProb] = field(default_factory=list)
 
 
 def token_ids(
@@ -135,6 +159,7 @@ def token_ids(
     on_logprob: Callable[[LogProb | None], None] = lambda logprob: None,
     speculation: Speculation = NO_SPECULATION,
     matcher: Matcher | None = None,
+    processor: LogitsProcessor | None = None,
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
 
@@ -148,7 +173,8 @@ def token_ids(
 
     speculation: a step then may verify drafted tokens. The ids are the same, but several come at once.
     matcher: which tokens may come next, from the first of the answer on. A token is chosen once the one before is read
-    and the mask is known, while the device computes the step, which needs neither.
+    and the mask is known, while the device computes the step, which needs neither. processor: likewise; it gets the
+    logits that the step leaves.
     """
     model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
     sequence.sampling, sequence.n_sampled = params, 0
@@ -157,9 +183,9 @@ def token_ids(
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
     left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens that have not been read
-    if params.logprobs is not None or params.logit_bias:
-        speculation = NO_SPECULATION  # a step that verifies a draft has neither
-    step, drafted = _sample(model, sequence, on_logprob, matcher), False
+    if params.logprobs is not None or params.logit_bias or processor is not None:
+        speculation = NO_SPECULATION  # a step that verifies a draft has none of these
+    step, drafted = _sample(model, sequence, on_logprob, matcher, processor), False
     preemptions = Preemptions(model.device.compute_units)
 
     def read() -> list[int]:
@@ -193,14 +219,14 @@ def token_ids(
             draft = draft[: matcher.n_allowed(draft)]
         if draft:
             following = speculation.verify(sequence, draft, matcher)
-        elif matcher is None:
+        elif matcher is None and processor is None:
             n = _steps_at_once(model, sequence, left, preemptions) if speculation is NO_SPECULATION else 1
             following = speculation.decoded(_decode(model, sequence, n, on_logprob))
         else:
             model.decode(sequence)
             if unread:
                 ids = read()
-            following = speculation.decoded(_sample(model, sequence, on_logprob, matcher))
+            following = speculation.decoded(_sample(model, sequence, on_logprob, matcher, processor, ids[-1:]))
         if not unread:
             preemptions.passed(len(ids))  # after the next step is enqueued: threads that wait for it soon sleep
         else:
@@ -233,11 +259,18 @@ def _sample(
     sequence: SequenceState,
     on_logprob: Callable[[LogProb | None], None],
     matcher: Matcher | None,
+    processor: LogitsProcessor | None,
+    last: Sequence[int] = (),
 ) -> Callable[[], list[int]]:
-    """Enqueues the choice of the next token and the reading of its id; the function returned waits for this one id."""
+    """Enqueues the choice of the next token and the reading of its id; the function returned waits for this one id.
+
+    last: the token that the sequence does not have yet.
+    """
     if matcher is not None:
         model.device.flush()  # it computes the step while the host computes the mask
         model.sampler.bias.allow({0: matcher.mask()})
+    if processor is not None:
+        process_logits(model, 0, processor, [*sequence.token_ids, *last])
     wait = model.sample(sequence)
     return _sampled(model, sequence, lambda: [wait()], on_logprob)
 
@@ -401,6 +434,7 @@ def pieces(
         on_logprob=on_logprob,
         speculation=speculation,
         matcher=matcher,
+        processor=options.logits_processor,
     )
     try:
         for token in ids:
@@ -427,4 +461,5 @@ def collect(prompt: Sequence[int], stream: Iterable[Piece]) -> Generation:
         list(prompt),
         last.finish_reason,
         last.stats,
+        [piece.logprob for piece in parts if piece.logprob is not None],
     )

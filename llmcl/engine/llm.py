@@ -2,65 +2,59 @@
 
 from __future__ import annotations
 
-import logging
-import math
-import time
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
 from llmcl.engine.chat import Chat
-from llmcl.engine.engine import MAX_SEQUENCES, PAGE_TOKENS, Engine, are_prompts, is_chat, is_list
+from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine, Question
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
-from llmcl.engine.no_token import check_logits, check_scored
+from llmcl.engine.logits_processor import LogitsProcessor
+from llmcl.engine.no_token import check_logits
+from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
+from llmcl.engine.speed_tests import SpeedTests
+from llmcl.engine.text_scores import TextScores
 from llmcl.errors import (
     ContextLengthError,
     UsageError,
     check_flags,
     check_function,
-    check_text,
     check_whole,
+    counted,
     shown,
 )
 from llmcl.grammar import CompiledGrammar, Grammars
 from llmcl.models.batch import Batch, make_batch
-from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
-from llmcl.models.scoring import Scoring
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb, check_alternatives
 from llmcl.progress import Progress
-from llmcl.tokenizer import Tokenizer
 
-_log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
-Message = Mapping[str, str]
-Prompt = str | Sequence[Message] | Sequence[int]
-
-
-def _are_ids(prompt: Prompt) -> bool:
-    return is_list(prompt) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
+    from llmcl.engine.answer_settings import AnswerSettings, StreamSettings
 
 
-class LLM:
+class LLM(PromptReader, SpeedTests):
     """A model on a device, ready to generate. Use it as a context manager, or call `close()`.
 
-    config, tokenizer (None for random weights), device, model_name, dtype, kv_dtype, max_context (tokens), load_ms.
+    config, tokenizer (`has_tokenizer`: not with random weights), device, model_name, dtype, kv_dtype, max_context
+    (tokens), load_ms.
     One thing at a time: the next call of the thread that reads an answer ends what could still come of it. For other
     threads the model is busy until the answer ends, is closed or is collected: UsageError, or with wait=True they wait.
     """
 
     def __init__(self, name: str, model: Model, dtype: str, kv_dtype: str):
-        self.model_name = name
+        super().__init__(name)
         self._model: Model | None = model
         self.config = model.config
         self.device = model.device
-        self.tokenizer: Tokenizer | None = None  # `load` sets it
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
@@ -69,11 +63,17 @@ class LLM:
         self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
         self._grammars: Grammars | None = None
-        self._scoring: Scoring | None = None
-        self._warned_no_template = False
+        self._scores: TextScores | None = None
         self._kept = KeptBatch()
         self.device.spares.add(self._kept)
         self.sequence = model.cache.sequence()  # where everything goes that is no conversation
+
+    def __repr__(self) -> str:
+        place = "closed" if self._model is None else f"on {self.device.name}"
+        return (
+            f"<LLM {self.model_name} {place}: weights {self.dtype}, KV cache {self.kv_dtype}, "
+            f"context {self.max_context} tokens>"
+        )
 
     @property
     def model(self) -> Model:
@@ -86,50 +86,18 @@ class LLM:
     def model(self, model: Model) -> None:
         self._model = model
 
-    def encode(
-        self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None, most: int | None = None
-    ) -> list[int]:
-        """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids.
-
-        most: tokens that there is room for; ContextLengthError for a text that has more for certain.
-        """
-        if not isinstance(prompt, str) and not is_list(prompt):
-            raise UsageError(
-                f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
-                "token ids"
-            )
-        check_flags(raw=raw)
-        if system_prompt is not None:
-            check_text("system_prompt", system_prompt)
-        if _are_ids(prompt):
-            return [*map(int, prompt)]  # type: ignore[arg-type]
-        if self.tokenizer is None:
-            raise UsageError(f"{self.model_name} has no tokenizer; expected token ids as the prompt")
-        if isinstance(prompt, str):
-            if raw or not self.tokenizer.has_chat_template:
-                if system_prompt is not None:
-                    reason = "raw prompts" if raw else f"{self.model_name}, which has no chat template,"
-                    raise UsageError(f"system_prompt has no place in {reason}; put it into the prompt")
-                if not raw and not self._warned_no_template:
-                    self._warned_no_template = True
-                    _log.warning(
-                        "%s has no chat template, so the prompt is given to it as it is; --raw (raw=True) says that "
-                        "this is meant, --chat-template-file (chat_template) gives it one",
-                        self.model_name,
-                    )
-                return self.tokenizer.encode(prompt, most=most)
-            prompt = [{"role": "user", "content": prompt}]
-        messages: list[Message] = [*prompt]
-        if system_prompt is not None:
-            messages.insert(0, {"role": "system", "content": system_prompt})
-        return self.tokenizer.encode_chat(messages, most=most)
-
     @overload
-    def stream(self, prompt: Prompt, **options: Any) -> Lease[Piece]: ...
+    def stream(self, prompt: Prompt, **options: Unpack[StreamSettings]) -> Lease[Piece]: ...  # type: ignore[overload-overlap]
     @overload
-    def stream(self, prompt: Sequence[Prompt], **options: Any) -> Generator[tuple[int, Piece], None, None]: ...
+    def stream(
+        self, prompt: Prompt, *, n: int, **options: Unpack[StreamSettings]
+    ) -> Generator[tuple[int, Piece], None, None]: ...
+    @overload
+    def stream(
+        self, prompt: Sequence[Prompt], **options: Unpack[StreamSettings]
+    ) -> Generator[tuple[int, Piece], None, None]: ...
 
-    def stream(  # type: ignore[misc]  # the options of both are those here
+    def stream(
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
@@ -144,11 +112,16 @@ class LLM:
         seed: int | None = None,
         stop: str | Sequence[str] = (),
         ignore_eos: bool = False,
+        min_tokens: int = 0,
+        stop_token_ids: Sequence[int] = (),
         logit_bias: Mapping[int, float] | None = None,
         logprobs: int | None = None,
         schema: Any = None,
         regex: str | None = None,
         grammar: str | None = None,
+        choices: Sequence[str] | None = None,
+        logits_processor: LogitsProcessor | None = None,
+        n: int | None = None,
         raw: bool = False,
         system_prompt: str | None = None,
         sequence: SequenceState | None = None,
@@ -161,12 +134,16 @@ class LLM:
         prompt: text, messages [{"role": ..., "content": ...}], or token ids. Of a list of prompts the answers are made
         at the same time, in an `engine`, and yield (index of the prompt, piece); sequence and begin are for one.
         Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its `logprob`.
-        stop: strings that end the answer and are not part of it. schema, regex, grammar: what the answer is to match,
-        one of them (`llmcl.grammar.Grammar.of`); max_tokens may cut it before. raw: no chat template. sequence: the
-        place in the KV cache to go on from (a conversation's); None: an empty context. progress(what, done, total):
-        called while the prompt is read, with its tokens; reading waits for the device a few times more. wait: until no
-        other thread generates. begin: for conversations, called with what makes the answer once nothing else is under
-        way.
+        stop: strings that end the answer and are not part of it. stop_token_ids: further tokens that end it.
+        min_tokens: before so many neither these nor an end-of-text token end it; ignore_eos: the latter never.
+        schema, regex, grammar, choices: what the answer is to match, one of them (`llmcl.grammar.Grammar.of`);
+        max_tokens may cut it before. logits_processor(token_ids, logits) -> logits: a function that changes the logits
+        before each token is chosen (engine/logits_processor.py); they are read from the device and written back. n: so
+        many answers to the prompt, which yield as those to a list do; seed counts up from one to the next. raw: no chat
+        template. sequence: the place in the KV cache to go on from (a conversation's); None: an empty context.
+        progress(what, done, total): called while the prompt is read, with its tokens; reading waits for the device a
+        few times more. wait: until no other thread generates. begin: for conversations, called with what makes the
+        answer once nothing else is under way.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range, or where another thread generates.
@@ -183,19 +160,24 @@ class LLM:
             seed=seed,
             stop=stop,
             ignore_eos=ignore_eos,
+            min_tokens=min_tokens,
+            stop_token_ids=stop_token_ids,
             logit_bias={} if logit_bias is None else logit_bias,
             logprobs=logprobs,
             schema=schema,
             regex=regex,
             grammar=grammar,
+            choices=choices,
+            logits_processor=logits_processor,
         )  # its errors, and those of the ids, now and not at the first token
         check_function("progress", progress)
         check_function("begin", begin)
         if not isinstance(sequence, SequenceState | None):
             raise UsageError(f"sequence is {shown(sequence)}; expected a conversation's place in the KV cache, or None")
-        if are_prompts(prompt):
-            given = {field.name: getattr(options, field.name) for field in fields(options)}
-            return self._stream_each(prompt, given | {"raw": raw, "system_prompt": system_prompt}, wait, progress)
+        if n is not None or are_prompts(prompt):
+            each = {field.name: getattr(options, field.name) for field in fields(options)}
+            each |= {"raw": raw, "system_prompt": system_prompt}
+            return self._stream_each(prompt, n, each, wait, progress)[1]
         ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt, most=self.max_context)
         self.check_prompt(ids)
         if options.logit_bias:
@@ -211,7 +193,7 @@ class LLM:
                 self.model.cache.share_prefix(sequence, asked)
             return pieces(
                 self.model,
-                self.tokenizer,
+                self._tokenizer,
                 sequence or self.sequence,
                 asked,
                 options,
@@ -228,7 +210,7 @@ class LLM:
     def grammars(self) -> Grammars:
         """What compiles a schema, an expression or a grammar for this model, and keeps what it compiled."""
         if self._grammars is None:
-            self._grammars = Grammars(self.tokenizer, self.config.vocab_size)
+            self._grammars = Grammars(self._tokenizer, self.config.vocab_size)
         return self._grammars
 
     def compiled(self, options: AnswerOptions) -> CompiledGrammar | None:
@@ -248,16 +230,22 @@ class LLM:
         self.model.check_vocabulary(ids)
 
     @overload
-    def generate(self, prompt: Prompt, **options: Any) -> Generation: ...
+    def generate(self, prompt: Prompt, **options: Unpack[AnswerSettings]) -> Generation: ...  # type: ignore[overload-overlap]
     @overload
-    def generate(self, prompt: Sequence[Prompt], **options: Any) -> list[Generation]: ...
+    def generate(self, prompt: Prompt, *, n: int, **options: Unpack[AnswerSettings]) -> list[Generation]: ...
+    @overload
+    def generate(self, prompt: Sequence[Prompt], **options: Unpack[AnswerSettings]) -> list[Generation]: ...
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Generation | list[Generation]:
-        """The whole answer at once, or those to a list of prompts; arguments as in `stream`."""
-        if are_prompts(prompt):
+        """The whole answer at once, or a list of them with n or a list of prompts; arguments as in `stream`."""
+        n = options.pop("n", None)
+        if n is not None or are_prompts(prompt):
             wait, progress = options.pop("wait", False), options.pop("progress", None)
-            with self._engine_for(prompt, wait, progress) as engine:
-                return engine.generate(prompt, **options)
+            questions, stream = self._stream_each(prompt, n, options, wait, progress)
+            parts: list[list[Piece]] = [[] for _ in questions]
+            for i, piece in stream:
+                parts[i].append(piece)
+            return [collect(asked.prompt_token_ids, part) for asked, part in zip(questions, parts, strict=True)]
         encoding = {name: options.pop(name) for name in ("raw", "system_prompt") if name in options}
         ids = self.encode(cast(Prompt, prompt), **encoding, most=self.max_context)
         return collect(ids, self.stream(ids, **options))
@@ -341,27 +329,34 @@ class LLM:
             batch.prepare_drafts(progress)
         return speculation
 
-    def _engine_for(self, prompts: Sequence[Prompt], wait: bool, progress: Progress | None) -> Engine:
-        check_function("progress", progress)
-        n_places = min(len(prompts), MAX_SEQUENCES)
-        sizes = BatchSizes(n_places, self.max_context, PAGE_TOKENS, None, invariant=False, max_rows=None)
-        return self._open(sizes, wait, progress, keep=True)
-
     def _stream_each(
-        self, prompts: Sequence[Prompt], options: dict[str, Any], wait: bool, progress: Progress | None
-    ) -> Generator[tuple[int, Piece], None, None]:
-        engine = self._engine_for(prompts, wait, progress)
+        self, prompt: Any, n: int | None, options: dict[str, Any], wait: bool, progress: Progress | None
+    ) -> tuple[list[Question], Generator[tuple[int, Piece], None, None]]:
+        """Opens an engine for the answers to a list of prompts, or for n answers to one, and checks what is asked."""
+        check_function("progress", progress)
+        if n is not None:
+            check_whole("n", n)
+            if n > MAX_ANSWERS or are_prompts(prompt):
+                found = f"{shown(n)} with a list of prompts" if n <= MAX_ANSWERS else shown(n)
+                raise UsageError(f"n is {found}; expected 1 to {MAX_ANSWERS} answers to one prompt")
+        n_places = min(n or len(prompt), MAX_SEQUENCES)
+        sizes = BatchSizes(n_places, self.max_context, PAGE_TOKENS, None, invariant=False, max_rows=None)
+        engine = self._open(sizes, wait, progress, keep=True)
         try:
-            questions = engine.questions(prompts, **options)
+            if n is None:
+                questions = engine.questions(prompt, **options)
+            else:
+                question = engine.question(prompt, **options)
+                questions = [question.again(i) for i in range(n)]
         except BaseException:
             engine.close()
             raise
 
         def pieces() -> Generator[tuple[int, Piece], None, None]:
             with engine:
-                yield from engine.stream_questions(questions)
+                yield from engine.stream_questions(questions, are_same=n is not None)
 
-        return pieces()
+        return questions, pieces()
 
     def chat(self, *, on_full: str = "error") -> Chat:
         """A conversation that keeps its KV cache from turn to turn.
@@ -377,7 +372,7 @@ class LLM:
         Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context,
         DeviceError for logits that are no numbers. wait: as in `stream`.
         """
-        if not _are_ids(token_ids):
+        if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
         ids = list(token_ids)
 
@@ -389,37 +384,57 @@ class LLM:
 
         return self.leases.call(work, wait=wait)
 
-    def logprobs(self, token_ids: Sequence[int], *, top: int = 0, wait: bool = False) -> list[LogProb | None]:
-        """The log-probability of each token of a text after those before it, and of the `top` (0 to 20) most likely
-        ones in its place; None for the first token. The logits stay on the device. Raises as `logits`. wait: likewise.
+    def logprobs(self, token_ids: Sequence[int], *, top: int = 0, wait: bool = False) -> list[LogProb]:
+        """The log-probability of each token of a text but the first, after the tokens before it, and of the `top`
+        (0 to 20) most likely ones in its place. The logits stay on the device. Raises as `logits`. wait: likewise.
         """
-        if not _are_ids(token_ids):
+        if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
         if top is None:
             raise UsageError("top is None; expected 0 to 20 alternatives")
         check_alternatives("top", top)
         ids = [int(token) for token in token_ids]
         self.check_prompt(ids)
+        return self.leases.call(lambda: self._text_scores().logprobs(ids, top), wait=wait)
 
-        def work() -> list[LogProb | None]:
-            self.clear()
-            if self._scoring is None:
-                self._scoring = Scoring(self.model)
-            scored = self._scoring.score(self.sequence, ids[:-1], ids[1:], top)() if ids[1:] else []
-            if not all(math.isfinite(token.logprob) for token in scored):
-                self.clear()
-                check_scored(self.model, self.sequence, ids[:-1])
-            return [None, *scored]
+    def score(
+        self,
+        prompt: Prompt,
+        answers: Sequence[str | Sequence[int]],
+        *,
+        raw: bool = False,
+        system_prompt: str | None = None,
+        wait: bool = False,
+    ) -> list[float]:
+        """The log-probability of each answer after the prompt: the sum over the answer's tokens. The largest is the
+        most likely answer; divide by the number of tokens to compare answers of different lengths.
 
-        return self.leases.call(work, wait=wait)
+        prompt, raw, system_prompt, wait: as in `stream`. answers: texts or token ids; the end-of-text token counts if
+        an answer has it. The prompt is read once for all of them.
+
+        Raises UsageError for an answer without tokens, ContextLengthError for one that does not fit after the prompt.
+        """
+        check_answers(answers)
+        ids = self.encode(prompt, raw=raw, system_prompt=system_prompt, most=self.max_context)
+        self.check_prompt(ids)
+        texts = self.encode_answers(prompt, answers, raw=raw, system_prompt=system_prompt)
+        for i, text in enumerate(texts):
+            self.model.check_vocabulary(text)
+            if len(ids) + len(text) - 1 > self.max_context:
+                raise ContextLengthError(
+                    f"answers[{i}] has {counted(len(text), 'token')} after {len(ids)} of the prompt, the context "
+                    f"{self.max_context}; shorten them or raise the context (max_context)"
+                )
+        return self.leases.call(lambda: self._text_scores().answers(ids, texts), wait=wait)
+
+    def _text_scores(self) -> TextScores:
+        if self._scores is None:
+            self._scores = TextScores(self.model, self.sequence)
+        return self._scores
 
     def reset(self, *, wait: bool = False) -> None:
         """Ends what this thread generates; what comes next starts with an empty context. wait: as in `stream`."""
         self.leases.call(self.clear, wait=wait)
-
-    def clear(self) -> None:
-        """Within a turn: what comes next starts with an empty context."""
-        self.model.cache.truncate(self.sequence, 0)
 
     def close(self) -> None:
         """Ends what is generated, after its step, and gives the device's memory back; then nothing can be generated.
@@ -429,7 +444,7 @@ class LLM:
         self.leases.close()
         self._kept.close()
         self.device.close()
-        self._model, self._scoring, self.speculation = None, None, NO_SPECULATION
+        self._model, self._scores, self.speculation = None, None, NO_SPECULATION
 
     def __reduce_ex__(self, protocol: object) -> str:
         raise UsageError(
@@ -442,54 +457,3 @@ class LLM:
 
     def __exit__(self, *exc_info: object) -> None:
         self.close()
-
-    # ---- measuring ----------------------------------------------------------------------------------
-
-    @property
-    def weight_bytes_per_token(self) -> int:
-        """Bytes of weights that a decode step reads."""
-        return self.model.weights.decode_bytes()
-
-    @property
-    def kv_bytes_per_position(self) -> int:
-        """Bytes of the KV cache that a decode step reads for each position it attends to."""
-        return kv_bytes_per_position(self.config, self.kv_dtype)
-
-    def bench_prefill(self, n_tokens: int) -> float:
-        """Seconds to prefill n_tokens random tokens into an empty context, as llama-bench's pp test."""
-        ids = self._bench_tokens(n_tokens, 0)
-
-        def work() -> float:
-            self.clear()
-            return self._seconds(self.model.prefill, ids)
-
-        return self.leases.call(work)
-
-    def bench_decode(self, n_tokens: int, depth: int = 0) -> list[float]:
-        """Seconds of each of n_tokens single-token decodes after `depth` tokens: llama-bench's tg test, no sampling."""
-        ids = self._bench_tokens(n_tokens, depth)
-
-        def work() -> list[float]:
-            self.clear()
-            if depth:
-                self.model.prefill(self.sequence, ids[:depth])
-            return [self._seconds(self.model.decode_token, token) for token in ids[depth:]]
-
-        return self.leases.call(work)
-
-    def _seconds(self, step: Callable[[SequenceState, Any], None], tokens: Any) -> float:
-        self.device.finish()
-        start = time.perf_counter()
-        step(self.sequence, tokens)
-        self.device.finish()
-        return time.perf_counter() - start
-
-    def _bench_tokens(self, n_tokens: int, depth: int) -> list[int]:
-        check_whole("n_tokens", n_tokens)
-        check_whole("depth", depth, 0)
-        n = int(n_tokens) + int(depth)
-        if n > self.max_context:
-            raise ContextLengthError(
-                f"{n} tokens exceed the context of {self.max_context}; take fewer or raise the context (max_context)"
-            )
-        return [int(i) for i in np.random.default_rng(0).integers(0, self.config.vocab_size, n)]

@@ -254,14 +254,19 @@ def _check_verifies(config: ModelConfig, model: str) -> None:
 
 def draft_model_of(llm: LLM, draft: LLM) -> DraftModel:
     """Returns a drafter for `llm` with the model of `draft`. Raises UsageError if the vocabularies differ."""
+    if llm.has_tokenizer and draft.has_tokenizer:
+        _check_same_tokens(llm, draft)
+    return DraftModel(draft.model, llm.config.vocab_size)
+
+
+def _check_same_tokens(llm: LLM, draft: LLM) -> None:
     own, other = llm.tokenizer, draft.tokenizer
-    if own is not None and other is not None and (token := own.differing_token(other)) is not None:
+    if (token := own.differing_token(other)) is not None:
         raise UsageError(
             f"the draft model {draft.model_name} ({other.n_vocab} tokens) has another vocabulary than {llm.model_name} "
             f"({own.n_vocab}): token {token} is {shown(other.token(token))}, not {shown(own.token(token))}; give a "
             "smaller model of the same family (--draft-model, draft_model)"
         )
-    return DraftModel(draft.model, llm.config.vocab_size)
 
 
 def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Future[Tokenizer]:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
+from llmcl.engine.logits_processor import LogitsProcessor
 from llmcl.errors import UsageError, counted
 from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
@@ -45,10 +46,18 @@ class Job:
     done: bool = False  # gets no more tokens
     submitted_ns: int | None = None  # time of submission, same clock as begun_ns
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: prompt log-probabilities are not wanted
+    processor: LogitsProcessor | None = None  # changes the logits before each token is chosen
     scored: list[LogProb | None] = field(init=False)  # log-probabilities of the prompt's tokens
 
     def __post_init__(self) -> None:
         self.scored = [None] * len(self.prompt)  # the first token has no tokens before it
+
+    @property
+    def drafts(self) -> bool:
+        """Whether a step may verify a draft: it has neither masks nor biases, log-probabilities or processors."""
+        params = self.params
+        plain = self.matcher is None and self.processor is None
+        return plain and params.logprobs is None and not params.logit_bias
 
     @property
     def n_scored(self) -> int:

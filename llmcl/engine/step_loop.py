@@ -11,12 +11,14 @@ import numpy as np
 
 from llmcl.engine.alone import AloneSteps
 from llmcl.engine.engine_metrics import EngineMetrics
+from llmcl.engine.logits_processor import process_logits
 from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.together import TogetherSteps
 from llmcl.errors import LlmclError
 from llmcl.grammar import masks_of
 from llmcl.models.batch import PromptChunk
+from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
@@ -26,6 +28,8 @@ from llmcl.ops.sample import SamplingParams
 class Batch(Protocol):
     """Sequences extended together on the device."""
 
+    @property
+    def model(self) -> Model: ...  # its `act.logits` hold the logits of a step
     @property
     def max_sequences(self) -> int: ...  # slots
     @property
@@ -272,8 +276,11 @@ class StepLoop:
         return Reading([*jobs], tokens, self._batch.logprobs([_sequence(job) for job in jobs]))
 
     def _masking(self, jobs: list[Job]) -> Callable[[], None] | None:
-        """Returns a function that masks the jobs' next tokens, or None if no job has a matcher."""
-        if all(job.matcher is None for job in jobs):
+        """Returns a function that masks the jobs' next tokens and changes their logits, or None if no job needs it.
+
+        jobs: in the order of the step's rows of logits.
+        """
+        if all(job.matcher is None and job.processor is None for job in jobs):
             return None
 
         def mask() -> None:
@@ -289,6 +296,12 @@ class StepLoop:
                     allowed[_sequence(job)] = tokens
             if allowed:
                 self._batch.allow(allowed)
+            for row, job in enumerate(jobs):
+                if job.processor is not None and not job.done and job not in self._failed:
+                    try:
+                        process_logits(self._batch.model, row, job.processor, [*job.prompt, *job.sampled])
+                    except LlmclError as error:
+                        self._fail(job, error)
 
         return mask
 

@@ -127,7 +127,7 @@ class TogetherSteps:
         if self._shares is None or len(jobs) < 2:
             return []
         self._texts = {job: text for job, text in self._texts.items() if not job.done}
-        if plan.prefill or any(_has_more(job) for job in jobs):
+        if plan.prefill or not all(job.drafts for job in jobs):
             return []
         for job in jobs:
             if job not in self._texts:
@@ -166,8 +166,3 @@ class TogetherSteps:
             free -= cache.missing_pages(sequence, 1 + len(draft)) - plain
             drafts[i] = draft
         return drafts
-
-
-def _has_more(job: Job) -> bool:
-    """Returns whether a job uses features that draft verification for several sequences does not support."""
-    return job.matcher is not None or job.params.logprobs is not None or bool(job.params.logit_bias)

@@ -40,7 +40,7 @@ given = json.load(sys.stdin)
 try:
     if given["kind"] == "schema":
         grammar = LLMatcher.grammar_from_json_schema(given["source"], overrides=given["options"])
-    elif given["kind"] == "regex":
+    elif given["kind"] in ("regex", "choices"):
         grammar = LLMatcher.grammar_from_regex(given["source"])
     else:
         grammar = grammar_from("grammar", given["source"])

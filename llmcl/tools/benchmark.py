@@ -179,7 +179,7 @@ def _generation_row(llm: LLM, plan: Plan, bandwidth: float | None) -> tuple[Row,
 
     def one_generation(seed: int) -> tuple[Any, list[float]]:
         options: dict[str, Any] = {"temperature": plan.temperature, "top_k": 40, "top_p": 0.95, "seed": seed}
-        prompt: str | list[int] = PROMPT if llm.tokenizer is not None else list(range(1, 33))
+        prompt: str | list[int] = PROMPT if llm.has_tokenizer else list(range(1, 33))
         pieces = list(llm.stream(prompt, max_tokens=n, ignore_eos=True, **options))
         return pieces[-1].stats, [piece.tbt_ms for piece in pieces if piece.tbt_ms is not None]
 

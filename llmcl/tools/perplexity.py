@@ -220,7 +220,7 @@ def _mean_perplexity(losses: list[np.ndarray]) -> tuple[float, float]:
 
 
 def _token_ids(llm: LLM, text: str) -> list[int]:
-    if llm.tokenizer is None:
+    if not llm.has_tokenizer:
         raise UsageError(f"{llm.model_name} has no tokenizer; expected a model that can read text")
     return llm.tokenizer.encode(text)
 
@@ -228,7 +228,7 @@ def _token_ids(llm: LLM, text: str) -> list[int]:
 def leading_bos(llm: LLM) -> int | None:
     """Returns the BOS token that the tokenizer puts before a text, or None."""
     ids = _token_ids(llm, "a")
-    bos = llm.tokenizer.bos_token_id if llm.tokenizer else None
+    bos = llm.tokenizer.bos_token_id
     return bos if bos is not None and len(ids) > 1 and ids[0] == bos else None
 
 

@@ -16,8 +16,9 @@ from llmcl.errors import LlmclError, UsageError, one_line, shown
 from llmcl.progress import ANSWERING, Progress
 from llmcl.tools import json_text
 
-MATCH_FIELDS = "schema", "regex", "grammar"
-FIELDS = "prompt", "messages", "id", "raw", "system_prompt", "priority", *ANSWER_OPTIONS
+OPTIONS = tuple(name for name in ANSWER_OPTIONS if name != "logits_processor")  # JSON has no functions
+FIELDS = "prompt", "messages", "id", "raw", "system_prompt", "priority", *OPTIONS
+MATCH_FIELDS = "schema", "regex", "grammar", "choices"
 MAX_SEED = (1 << 64) - 1
 
 Key = tuple[str, str | int]
@@ -120,6 +121,8 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
     check("id", isinstance(given.get("id"), str) or _is_whole(given.get("id")), "a text or a whole number")
     check("system_prompt", isinstance(given.get("system_prompt"), str), "a text")
     check("schema", isinstance(given.get("schema"), (dict, str)), "a JSON schema")
+    choices = given.get("choices")
+    check("choices", isinstance(choices, list) and all(isinstance(text, str) for text in choices), "a list of texts")
     for name in "regex", "grammar":
         check(name, isinstance(given.get(name), str), "a text")
     for name in "raw", "ignore_eos":

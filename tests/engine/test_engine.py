@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 from fake_batch import VOCAB, FakeBatch, FakeLLM, answer_of
 
-from llmcl.engine.engine import Engine, are_prompts
+from llmcl.engine.engine import Engine
 from llmcl.engine.generation import Piece
+from llmcl.engine.prompts import are_prompts
 from llmcl.engine.step_loop import StepLoop
 from llmcl.errors import ContextLengthError, DeviceError, OutOfDeviceMemoryError, UsageError
 from llmcl.ops.sample import SamplingParams

@@ -129,8 +129,8 @@ def test_log_probabilities_of_prompts(llm: LLM) -> None:
             assert of_prompt is not None and len(of_prompt) == len(prompt) and of_prompt[0] is None
             assert all(piece.prompt_logprobs is None for piece in pieces[n][1:])
             without = llm.logprobs(prompt, top=top)
-            for scored in of_prompt, without:
-                for logprob, token, row in zip(scored[1:], prompt[1:], log_p, strict=False):
+            for scored in of_prompt[1:], without:
+                for logprob, token, row in zip(scored, prompt[1:], log_p, strict=False):
                     assert logprob is not None and logprob.token == token
                     assert logprob.logprob == pytest.approx(row[token], abs=1e-4)
                     assert [p for _, p in logprob.top] == pytest.approx(np.sort(row)[::-1][:top], abs=1e-4)

@@ -92,6 +92,7 @@ def test_logits_that_are_no_numbers_are_an_error_for_all_who_ask(
             lambda: llm.logits(ids),
             lambda: llm.logprobs(ids),
             lambda: llm.logprobs(ids, top=3),
+            lambda: llm.score(ids[:1], [ids[1:]]),
         ]
         for ask in asks:
             with pytest.raises(DeviceError, match=r"no probabilities after token 0 of the text: .*logits are"):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import datetime
 import json
 import time
-from typing import Any
+from dataclasses import dataclass, field, make_dataclass
+from enum import Enum
+from typing import Annotated, Any, ClassVar, Literal, NewType, Optional, TypedDict
 
 import numpy as np
 import pytest
 from ascii_tokenizer import ascii_tokenizer
 from pydantic import BaseModel
+from typing_extensions import NotRequired
 
 from llmcl.errors import LlmclError, UsageError
 from llmcl.grammar import CompiledGrammar, Grammar, Grammars, trial
@@ -44,6 +48,42 @@ class Fish(BaseModel):
     legs: int
 
 
+class Colour(Enum):
+    RED = "red"
+    GREEN = 2
+
+
+class Size(TypedDict):
+    length: float
+    unit: NotRequired[Literal["m", "cm"]]
+
+
+Name = NewType("Name", str)
+
+
+@dataclass
+class Animal:
+    """Refers to itself, and to other kinds of classes."""
+
+    name: Annotated[Name, "short"]
+    colour: Colour | None
+    size: Size
+    eats: list[Animal] = field(default_factory=list)
+    legs: int = 4
+    n_made: ClassVar[int] = 0
+    secret: int = field(init=False, default=0)
+
+
+@dataclass
+class Bowl:
+    fish: list[Fish]
+    twin: Optional[Fish] = None  # noqa: UP045  # both ways to write it
+
+
+MARKS = "".join(map(chr, range(32, 127)))
+FISH = '{"name": "x", "legs": 0}'
+SIZE = '{"length": 1.5}'
+
 TAKEN: list[tuple[dict[str, Any], list[str], list[str]]] = [
     ({"schema": {"type": "object"}}, ["{}", '{"a": [1, null]}'], ["[]", "1", '{"a"}', "{} "]),
     ({"schema": '{"enum": ["a", 1]}'}, ['"a"', "1"], ['"b"', "a"]),
@@ -53,6 +93,35 @@ TAKEN: list[tuple[dict[str, Any], list[str], list[str]]] = [
         ['{"name": "x", "legs": 0}', '{\n  "name": "x",\n  "legs": 0\n}'],
         ['{"name": 1, "legs": 0}', "{}"],
     ),
+    ({"schema": list[int]}, ["[]", "[1, -2]"], ["1", '["a"]', "[1.5]", "[1, null]"]),
+    ({"schema": dict[str, bool]}, ["{}", '{"a": true}'], ['{"a": 1}', "[]"]),
+    ({"schema": tuple[int, str]}, ['[1, "a"]'], ["[1]", '["a", 1]', '[1, "a", 2]']),
+    ({"schema": tuple[int, ...]}, ["[]", "[1, 2, 3]"], ['["a"]']),
+    ({"schema": Literal["a", 1, True, None]}, ['"a"', "1", "true", "null"], ['"b"', "2", "false"]),
+    ({"schema": int | str}, ["1", '"a"'], ["null", "1.5"]),
+    ({"schema": Optional[float]}, ["null", "1.5"], ['"a"']),  # noqa: UP045
+    ({"schema": str}, ['"a"'], ["a", "1"]),
+    ({"schema": datetime.date}, ['"2026-01-31"'], ['"2026-13-31"', '"yesterday"']),
+    ({"schema": Colour}, ['"red"', "2"], ['"RED"', "1"]),
+    ({"schema": Size}, [SIZE, '{"length": 1, "unit": "cm"}'], ["{}", '{"length": 1, "unit": "km"}', '{"unit": "m"}']),
+    (
+        {"schema": Animal},
+        [
+            '{"name": "x", "colour": "red", "size": ' + SIZE + "}",
+            '{"name": "x", "colour": null, "size": ' + SIZE + ', "eats": [], "legs": 3}',
+            f'{{"name": "x", "colour": 2, "size": {SIZE}, "eats": [{{"name": "y", "colour": 2, "size": {SIZE}}}]}}',
+        ],
+        [
+            '{"name": "x", "colour": "red"}',
+            '{"name": "x", "colour": "red", "size": ' + SIZE + ', "n_made": 1}',
+            '{"name": "x", "colour": "red", "size": ' + SIZE + ', "secret": 1}',
+            f'{{"name": "x", "colour": 2, "size": {SIZE}, "eats": [{{"name": 1, "colour": 2, "size": {SIZE}}}]}}',
+        ],
+    ),
+    ({"schema": Bowl}, [f'{{"fish": [{FISH}]}}', f'{{"fish": [], "twin": {FISH}}}'], ['{"fish": [{"name": "x"}]}']),
+    ({"schema": list[Fish]}, ["[]", f"[{FISH}, {FISH}]"], [FISH, '[{"name": 1, "legs": 0}]']),
+    ({"choices": ["a", "ab", "c.d|e"]}, ["a", "ab", "c.d|e"], ["b", "abc", "cxd|e", "c.d", "e"]),
+    ({"choices": (MARKS, "\\d \n")}, [MARKS, "\\d \n"], ["1 \n", MARKS[1:]]),
     ({"regex": "[0-9]{3}-[a-z]+"}, ["123-abc"], ["12-abc", "123-", "x123-abc"]),
     ({"grammar": 'start: "a" b\nb: /[0-9]+/ | "(" b ")"'}, ["a1", "a((12))"], ["a", "a((1)"]),
     ({"grammar": 'root ::= "a" b\nb ::= [0-9]+ | "(" b ")"'}, ["a1", "a((12))"], ["a", "a((1)"]),
@@ -84,6 +153,17 @@ def test_whitespace_ends(tokenizer: Tokenizer, grammars: Grammars) -> None:
         ({"schema": [1]}, r"schema is \[1\]; expected a JSON schema"),
         ({"schema": {"a": float("nan")}}, "schema is no JSON"),
         ({"schema": {1, 2}}, "schema is "),
+        ({"schema": set}, "schema has the type <class 'set'>, which no JSON value has; expected dataclasses"),
+        ({"schema": list[complex]}, "an item of schema has the type <class 'complex'>"),
+        ({"schema": dict[int, str]}, r"schema has the type dict\[int, str\], which no JSON value has"),
+        ({"schema": make_dataclass("Bad", [("at", bytes)])}, "Bad.at has the type <class 'bytes'>"),
+        ({"schema": make_dataclass("Far", [("at", "Nowhere")])}, "the types of Far's fields cannot be found .*Nowhere"),
+        ({"schema": Literal[b"x"]}, "schema has the value b'x'; expected text, numbers"),
+        ({"choices": []}, r"choices is \[\]; expected a list of texts, one of which is the answer"),
+        ({"choices": "ab"}, "choices is 'ab'; expected a list of texts"),
+        ({"choices": ["a", 5]}, r"choices\[1\] is 5; expected a text that is not empty"),
+        ({"choices": ["a", ""]}, r"choices\[1\] is ''; expected a text that is not empty"),
+        ({"choices": ["a"], "regex": "a"}, "regex and choices both say what the answer is to match"),
         ({"regex": ""}, "regex is ''; expected a text that is not empty"),
         ({"grammar": 5}, "grammar is 5; expected a text"),
         ({"regex": "a" * (MAX_CHARACTERS + 1)}, f"regex has {MAX_CHARACTERS + 1} characters; expected at most"),

@@ -34,7 +34,7 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
     with llmcl.load_random(str(file), device=default_device.entry.index, progress=progress) as llm:
         last = [call for call in calls if call[0] == "making random weights"][-1]
         assert 0 < last[1] == last[2]
-        assert llm.tokenizer is None and (llm.dtype, llm.max_context) == ("bfloat16", 512)
+        assert not llm.has_tokenizer and (llm.dtype, llm.max_context) == ("bfloat16", 512)
         answer = llm.generate([1, 2, 3], max_tokens=5, ignore_eos=True)
         assert len(answer.token_ids) == 5 and answer.text == "" and answer.finish_reason == "length"
         logits = llm.logits([1, 2, 3])

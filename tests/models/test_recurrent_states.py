@@ -307,3 +307,15 @@ def test_prompts_are_scored(paged: LLM) -> None:
         assert of_prompt is not None
         for logprob, token, row in zip(of_prompt[1:], text[1:], log_p, strict=False):
             assert logprob is not None and logprob.logprob == pytest.approx(row[token], abs=1e-3)
+
+
+def test_answers_are_scored_after_a_prompt_that_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But for what is behind its last snapshot."""
+    prompt, answers, extend, read = ids(70, 3), [[5, 6], [7], [5, 8, 9]], llm.model.extend, list[int]()
+    monkeypatch.setattr(llm.model, "extend", lambda sequence, part: (read.append(len(part)), extend(sequence, part)))
+    scores = llm.score(prompt, answers)
+    assert read == [69, 69 - 64, 69 - 64]
+    for answer, score in zip(answers, scores, strict=True):
+        rows = llm.logits([*prompt, *answer]).astype(np.float64)[len(prompt) - 1 : -1]
+        log_p = rows - np.log(np.sum(np.exp(rows), axis=1, keepdims=True))
+        assert score == pytest.approx(sum(log_p[range(len(answer)), answer]), abs=1e-3)

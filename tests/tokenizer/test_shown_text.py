@@ -11,9 +11,9 @@ from echo_engine import stats
 from made_tokenizers import byte_level_gguf, channel_tokenizer, from_gguf
 
 from llmcl.engine.chat import Chat
-from llmcl.engine.engine import is_chat
 from llmcl.engine.generation import AnswerOptions, Piece, PieceWriter
 from llmcl.engine.leases import Leases
+from llmcl.engine.prompts import is_chat
 from llmcl.engine.stats import Recorder
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.shown_text import ShownText, said

@@ -1,0 +1,47 @@
+"""The options of an answer by their names and types, for type checkers: `LLM.stream` says what they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from llmcl.engine.generation import Begin
+from llmcl.engine.logits_processor import LogitsProcessor
+from llmcl.models.sequence import SequenceState
+from llmcl.progress import Progress
+
+
+class AnswerSettings(TypedDict, total=False):
+    """The keyword arguments of `LLM.generate`, which are those of `LLM.stream`."""
+
+    max_tokens: int
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    repeat_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    seed: int | None
+    stop: str | Sequence[str]
+    ignore_eos: bool
+    min_tokens: int
+    stop_token_ids: Sequence[int]
+    logit_bias: Mapping[int, float] | None
+    logprobs: int | None
+    schema: Any
+    regex: str | None
+    grammar: str | None
+    choices: Sequence[str] | None
+    logits_processor: LogitsProcessor | None
+    raw: bool
+    system_prompt: str | None
+    progress: Progress | None
+    wait: bool
+
+
+class StreamSettings(AnswerSettings, total=False):
+    """The keyword arguments of `LLM.stream`; the two more are for conversations."""
+
+    sequence: SequenceState | None
+    begin: Begin | None
