@@ -58,6 +58,8 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     if model_type not in FAMILIES:
         refuse_architecture(model_type, "the architecture", [*FAMILIES, *TEXT_PARTS])
     family = FAMILIES[model_type]
+    if config.get("rope_parameters") is None:  # null is as good as missing
+        config = {key: value for key, value in config.items() if key != "rope_parameters"}
     read = Reader({**family.defaults, **config}, "config.json")
     if model_type in _OTHER_KEYS:
         read = Reader({**read.values, **_OTHER_KEYS[model_type](read)}, "config.json")

@@ -50,6 +50,7 @@ FAMILY = Family(
     },
     gguf_tensors={"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"},
     defaults={
+        "q_lora_rank": 1536,
         "n_routed_experts": 256,
         "num_experts_per_tok": 8,
         "moe_intermediate_size": 2048,

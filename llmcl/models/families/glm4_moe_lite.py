@@ -14,6 +14,7 @@ FAMILY = replace(  # GGUF files use DeepSeek's name
     gguf_name=None,
     defaults={
         **_V3.defaults,
+        "q_lora_rank": 768,
         "n_routed_experts": 64,
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1536,
