@@ -50,6 +50,7 @@ LONGEST = [
     "tests/models/test_batch.py",
     "tests/models/test_latent.py",
     "tests/cli/test_cli.py",
+    "tests/test_first_minutes.py",
     "tests/kernels/test_linear_quantized.py",
     "tests/serve/test_demo_model.py",
     "tests/tools/test_tuning.py",

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
-from first_minutes import COMMANDS, type_all
+import pytest
+
+if sys.platform == "win32":
+    pytest.skip("no pseudo-terminals", allow_module_level=True)
+
+from first_minutes import N_COMMANDS, type_all
 
 
-def test_the_first_minutes(tmp_path: Path) -> None:
-    assert len(COMMANDS) >= 40
-    assert type_all(tmp_path) == []
+def test_there_are_many() -> None:
+    assert N_COMMANDS >= 60
+
+
+@pytest.mark.parametrize("groups", [("usage",), pytest.param(("hub", "answers"), marks=pytest.mark.full)])
+def test_the_first_minutes(groups: tuple[str, ...], tmp_path: Path) -> None:
+    assert type_all(tmp_path, groups) == []

@@ -25,13 +25,13 @@ ModelName = Annotated[str, typer.Argument(metavar="MODEL", rich_help_panel=PANEL
 
 @dataclass(frozen=True)
 class Downloaded:
-    """A cached model: a folder with safetensors files, or one GGUF file."""
+    """A cached model: a folder with safetensors files, or a GGUF file with all its parts."""
 
     name: str  # value for -m
     format: str
     size: int  # bytes on disk
     used: str  # date last used
-    path: str
+    paths: tuple[Path, ...]
 
 
 def pull(model: ModelName, quiet: opt.Quiet = False) -> None:
@@ -48,7 +48,7 @@ def list_(format: opt.Format = "text") -> None:
     """List the downloaded models: what -m takes, format, size and date of the last use."""
     models = list(_downloaded(_cache()))
     if format == "json":
-        print(json_text.dumps([vars(model) for model in models]))
+        print(json_text.dumps([vars(model) | {"paths": [str(path) for path in model.paths]} for model in models]))
         return
     if not models:
         print("no model is downloaded; llmcl pull MODEL downloads one, and -m MODEL as well", file=sys.stderr)
@@ -145,6 +145,7 @@ def _cache() -> HFCacheInfo | None:
 
 def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
     """Yields the cached models by name, skipping entries without weights."""
+    from llmcl.checkpoint.gguf import part_names
     from llmcl.checkpoint.hub import quantisation
 
     repos = cache.repos if cache is not None else ()
@@ -153,21 +154,19 @@ def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
             continue
         revision = _newest(repo)
         used = datetime.fromtimestamp(repo.last_accessed).strftime("%Y-%m-%d")
-        for file in sorted(revision.files, key=lambda file: file.file_name):
-            if file.file_name.endswith(".gguf"):
-                inside = file.file_path.relative_to(revision.snapshot_path).as_posix()
-                kind = quantisation(file.file_name)
-                yield Downloaded(
-                    f"{repo.repo_id}:{inside}",
-                    f"GGUF {kind or ''}".strip(),
-                    file.size_on_disk,
-                    used,
-                    str(file.file_path),
-                )
+        inside = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
+        for file in sorted(file for file in inside if file.endswith(".gguf")):
+            parts = [part for part in part_names(file) if part in inside]
+            if file != parts[0]:
+                continue
+            size = sum(inside[part].size_on_disk for part in parts)
+            paths = tuple(inside[part].file_path for part in parts)
+            kind = f"GGUF {quantisation(file) or ''}".strip()
+            yield Downloaded(f"{repo.repo_id}:{file}", kind, size, used, paths)
         weights = [file for file in revision.files if file.file_name.endswith(".safetensors")]
         if weights:
             size = sum(file.size_on_disk for file in revision.files if not file.file_name.endswith(".gguf"))
-            yield Downloaded(repo.repo_id, "safetensors", size, used, str(revision.snapshot_path))
+            yield Downloaded(repo.repo_id, "safetensors", size, used, (revision.snapshot_path,))
 
 
 def _newest(repo: CachedRepoInfo) -> Any:
@@ -176,8 +175,7 @@ def _newest(repo: CachedRepoInfo) -> Any:
 
 def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:
     """Deletes models. Deletes a whole repository if nothing else is left."""
-    paths = {model.path for model in chosen}
-    kept = {model.name.partition(":")[0] for model in _downloaded(cache) if model.path not in paths}
+    kept = {model.name.partition(":")[0] for model in _downloaded(cache) if model not in chosen}
     whole = {model.name.partition(":")[0] for model in chosen} - kept
     try:
         for repo in cache.repos if cache is not None else ():
@@ -188,7 +186,8 @@ def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:
                 replace(cache, repos=frozenset([repo])).delete_revisions(*hashes).execute()
         for model in chosen:
             if model.name.partition(":")[0] not in whole:
-                _delete_files(Path(model.path))
+                for path in model.paths:
+                    _delete_files(path)
     except OSError as error:
         raise LlmclError(f"{error.filename}: cannot be deleted ({error.strerror}); check its folder") from error
 
@@ -202,8 +201,11 @@ def _delete_files(path: Path) -> None:
 
 
 def _bytes_of(path: Path) -> int:
+    from llmcl.checkpoint.gguf import part_names
+
     if path.is_file():
-        return path.stat().st_size
+        parts = map(path.with_name, part_names(path.name))
+        return sum(part.stat().st_size for part in parts if part.exists())
     files = [file for file in path.rglob("*") if file.is_file()]
     if not files:
         raise CheckpointError(f"{one_line(path)} holds no files. Fetch the model again.")

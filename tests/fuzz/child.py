@@ -255,7 +255,8 @@ def _command(
 ) -> tuple[int, str, str]:
     from llmcl import cli
     from llmcl.cli import command
-    from llmcl.tools import doctor
+    from llmcl.engine import warming
+    from llmcl.tools import benchmark, doctor, throughput
     from llmcl.tools import profile as profiling
     from llmcl.tools import tune as tuning
 
@@ -280,6 +281,10 @@ def _command(
         tempfile.TemporaryFile() as errors,
         mock.patch.object(llmcl, "load", load),
         mock.patch.object(llmcl, "load_random", load),
+        mock.patch.object(os, "sched_setaffinity", lambda *_: None),  # -t would hold for the cases that follow
+        mock.patch.object(warming, "warm", reached),
+        mock.patch.object(benchmark, "run", reached),
+        mock.patch.object(throughput, "run", reached),
         mock.patch.object(doctor, "diagnose", reached),
         mock.patch.object(profiling, "profile", reached),
         mock.patch.object(tuning, "tune_prefill", reached),

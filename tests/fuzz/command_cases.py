@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from llmcl.cli import _COMMANDS, _Commands
 
+# A server that starts does not end by itself; tests/serve has what it refuses. Nothing is downloaded or deleted.
+DRAWN = sorted({*_COMMANDS} - {"serve", "pull", "rm"})
 # What is there for a command to read, and where it may write: relative names in an empty folder.
 MODEL_FILE, TEXT_FILE, LATIN_FILE = "tiny.gguf", "text.txt", "latin.txt"
 _PATHS = [MODEL_FILE, TEXT_FILE, LATIN_FILE, "none.txt", "out.gguf", "out", "a/b/c", ".", "", "/dev/null", "/dev/zero"]
@@ -77,10 +79,7 @@ def parameters_of(command: str) -> list[Any]:
 
 @st.composite
 def command_cases(draw: Draw, folders: Folders) -> Case:
-    # A server that starts does not end by itself; tests/serve has what it refuses.
-    command = draw(
-        st.sampled_from(sorted({*_COMMANDS} - {"serve"})) | st.sampled_from(["generate", "generate", "tune"])
-    )
+    command = draw(st.sampled_from(DRAWN) | st.sampled_from(["generate", "generate", "tune"]))
     parameters = parameters_of(command)
     arguments: list[str] = []
     variables: dict[str, str] = {}

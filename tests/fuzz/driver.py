@@ -62,6 +62,7 @@ class Child:
         self._mode = "compile" if compiles else "reuse"
         self._process: subprocess.Popen[bytes] | None = None
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  for as long as the child runs
+        self._hub_cache = tempfile.TemporaryDirectory()
 
     def run(self, folder: Path, limit_s: float | None = None) -> dict[str, str]:
         """What came of the case in the folder: see child.outcome_of. limit_s: in place of the usual one."""
@@ -83,12 +84,13 @@ class Child:
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
             paths = [str(ROOT), str(ROOT / "tests"), os.environ.get("PYTHONPATH", "")]
+            hub = {"HF_HOME": self._hub_cache.name, "HF_HUB_CACHE": self._hub_cache.name, "HF_HUB_OFFLINE": "1"}
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "fuzz.child", self._mode],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._errors,
-                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+                env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))} | hub,
             )
         return self._process
 
@@ -114,6 +116,7 @@ class Child:
             self._process.kill()
             self._process.wait()
             self._process = None
+        self._hub_cache.cleanup()
 
 
 def _ended(process: subprocess.Popen[bytes]) -> bool:
