@@ -53,9 +53,9 @@ class Answer:
     def why_cut(self, max_tokens: int) -> str | None:
         """Returns a sentence for a cut-off answer, otherwise None."""
         if self.fills_context(max_tokens):
-            return "the context is full, so the answer ends here; -c/--ctx-size makes it larger"
+            return "stopped: the context is full (make it larger with -c)"
         if self.finish_reason == "length":
-            return f"the answer ends here after {counted(max_tokens, 'token')}; -n/--max-tokens allows more"
+            return f"stopped at the limit of {counted(max_tokens, 'token')} (raise it with -n)"
         return None
 
 

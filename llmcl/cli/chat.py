@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 EPILOG = f"""{opt.METRICS}
 
-\b
-Sampling options that are left out: what the model recommends (generation_config.json, or general.sampling.* in GGUF),
-else the defaults above. Without --seed each answer gets a new seed."""
+Without sampling options the model's recommendations hold (generation_config.json, or general.sampling.* in GGUF),
+then the defaults above. Without --seed each answer gets a new seed."""
+CHAT_SAMPLING = Sampling(max_tokens=1024, temp=0.7, top_p=0.95, top_k=40)
 PANEL = "Server"
 
 ServerUrl = Annotated[
@@ -34,11 +34,11 @@ ServerUrl = Annotated[
         "--server",
         metavar="URL",
         env=False,
-        help="Talk with a model behind `llmcl serve`, or another server with OpenAI's API, such as "
-        "http://127.0.0.1:8080, in place of -m. Loading options have no effect then.",
+        help="Talk with a model behind `llmcl serve` or another server with OpenAI's API, such as "
+        "http://127.0.0.1:8080, instead of -m. Options for loading have no effect then.",
     ),
 ]
-ApiKey = Annotated[str | None, opt.option(PANEL, "--api-key", metavar="KEY", help="What the server wants to be sent.")]
+ApiKey = Annotated[str | None, opt.option(PANEL, "--api-key", metavar="KEY", help="API key for the server.")]
 
 
 OnFull = Annotated[
@@ -47,11 +47,11 @@ OnFull = Annotated[
         opt.MODEL_PANEL,
         "--on-full",
         ON_FULL,
-        help="When the context is full: drop the oldest turns (the system prompt stays), or end with an error.",
+        help="What to do when the context is full: drop the oldest turns but the system prompt, or refuse the message.",
     ),
 ]
 NoHistory = Annotated[
-    bool, opt.option(opt.OUTPUT_PANEL, "--no-history", help="Keep what is typed out of the history of later sessions.")
+    bool, opt.option(opt.OUTPUT_PANEL, "--no-history", help="Don't remember the messages for later sessions.")
 ]
 
 
@@ -63,7 +63,7 @@ def chat(
     api_key: ApiKey = None,
     system_prompt: opt.SystemPrompt = None,
     on_full: OnFull = "drop",
-    sampling: Sampling = Sampling(max_tokens=1024, temp=0.7, top_p=0.95, top_k=40),
+    sampling: Sampling = CHAT_SAMPLING,
     loading: LoadingToAnswer = LoadingToAnswer(),
     no_history: NoHistory = False,
     quiet: opt.Quiet = False,

@@ -125,7 +125,7 @@ def _show_usage_error(error: Any) -> int:
     else:
         print(f"error: {fit_for_terminal(' '.join(text.split()))}", file=sys.stderr)
         if context is not None:
-            print(f"{context.command_path} --help lists what can be given.", file=sys.stderr)
+            print(f"See {context.command_path} --help.", file=sys.stderr)
     return int(error.exit_code)
 
 

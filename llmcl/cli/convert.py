@@ -21,9 +21,7 @@ DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
 Source = Annotated[str, typer.Argument(metavar="SRC", rich_help_panel="Arguments", help=opt.MODEL_HELP)]
 Target = Annotated[
     str,
-    typer.Argument(
-        metavar="DST.gguf|DST_FOLDER", rich_help_panel="Arguments", help="A GGUF file, or a folder of safetensors."
-    ),
+    typer.Argument(metavar="DST.gguf|DST_FOLDER", rich_help_panel="Arguments", help="The file or folder to write."),
 ]
 Quantize = Annotated[
     str | None,
@@ -32,13 +30,13 @@ Quantize = Annotated[
         "--quantize",
         opt.QUANTIZE_FORMATS,
         env=False,
-        help="Quantise the matrices (GGUF only; embedding and output head stay at q8_0).",
+        help="Quantise the matrices (GGUF only). Embedding and output head get q8_0.",
     ),
 ]
 Dtype = Annotated[
-    str, opt.choice(RESULT_PANEL, "--dtype", DTYPES, env=False, help="Of the matrices that are not quantised.")
+    str, opt.choice(RESULT_PANEL, "--dtype", DTYPES, env=False, help="Format of the matrices that are not quantised.")
 ]
-Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", env=False, help="Replace what is there.")]
+Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", env=False, help="Overwrite an existing file or folder.")]
 
 
 def convert(
@@ -50,9 +48,9 @@ def convert(
     offline: opt.Offline = False,
     quiet: opt.Quiet = False,
 ) -> None:
-    """Write a model as a GGUF file or as a folder of safetensors, so that loading it later is quick.
+    """Write a model as a GGUF file or as a folder of safetensors, which loads quickly.
 
-    The result appears under its name when it is whole.
+    The result gets its name when it is complete.
     """
     from llmcl.convert import convert as write
 

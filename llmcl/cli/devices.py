@@ -19,7 +19,7 @@ LABEL_WIDTH = 13
 
 
 def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
-    """List every OpenCL device with its limits and capabilities, and say which one is used and why."""
+    """List the OpenCL devices with their limits and capabilities, and say which one is used and why."""
     from llmcl.runtime.device_probe import checked
     from llmcl.runtime.platforms import find_devices
     from llmcl.runtime.selection import choose_device, explain_choice

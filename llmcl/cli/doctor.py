@@ -30,14 +30,12 @@ def doctor(
         typer.Option(
             "--all",
             rich_help_panel=opt.DEVICE_PANEL,
-            help="Also check variants of kernels that this device never chooses.",
+            help="Also check kernel variants that this device never uses.",
         ),
     ] = False,
     reset: Annotated[
         bool,
-        typer.Option(
-            "--reset", rich_help_panel=opt.DEVICE_PANEL, help="Forget what was found to be wrong, and check nothing."
-        ),
+        typer.Option("--reset", rich_help_panel=opt.DEVICE_PANEL, help="Forget earlier results, and check nothing."),
     ] = False,
     format: opt.Format = "text",
     report: Annotated[Path | None, opt.written("--report", "a report to send to others, as Markdown,")] = None,

@@ -99,7 +99,7 @@ def show(model: ModelName, offline: opt.Offline = False, format: opt.Format = "t
 
 def rm(
     models: Annotated[
-        list[str], typer.Argument(metavar="MODEL...", rich_help_panel=PANEL, help="As llmcl list has it.")
+        list[str], typer.Argument(metavar="MODEL...", rich_help_panel=PANEL, help="Names from llmcl list.")
     ],
     yes: Annotated[bool, typer.Option("-y", "--yes", rich_help_panel="Other", help="Delete without asking.")] = False,
 ) -> None:

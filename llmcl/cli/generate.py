@@ -30,7 +30,7 @@ EPILOG = opt.METRICS
 Prompt = Annotated[
     str | None,
     opt.option(
-        "Prompt", "-p", "--prompt", metavar="TEXT", help="The prompt; '-' reads it from standard input, as a pipe does."
+        "Prompt", "-p", "--prompt", metavar="TEXT", help="The prompt. - reads it from standard input, as a pipe does."
     ),
 ]
 PromptFile = Annotated[
@@ -40,11 +40,11 @@ PromptFile = Annotated[
         "-f",
         "--file",
         metavar="FILE",
-        help="Read the prompt from a file (UTF-8; one final newline is dropped).",
+        help="Read the prompt from a file (UTF-8). One final newline is dropped.",
     ),
 ]
 Raw = Annotated[
-    bool, opt.option("Prompt", "--raw", help="Give the prompt to the model as it is, without the chat template.")
+    bool, opt.option("Prompt", "--raw", help="Pass the prompt to the model as it is, without the chat template.")
 ]
 FILE_PANEL = "Many prompts"
 RequestFile = Annotated[
@@ -54,8 +54,8 @@ RequestFile = Annotated[
         "--input",
         metavar="FILE",
         env=False,
-        help='Answer the requests of a file, one a line: {"prompt": "..."} or {"messages": [...]}, with an id, '
-        "max_tokens, temperature, seed, stop... where wanted.",
+        help='Answer a file of requests, one per line: {"prompt": "..."} or {"messages": [...]}, optionally with '
+        "id, max_tokens, temperature, seed, stop...",
     ),
 ]
 ResultFile = Annotated[
@@ -65,7 +65,7 @@ ResultFile = Annotated[
         "--output",
         metavar="FILE",
         env=False,
-        help="Append the results there, one a line; requests whose results it has already are left out.",
+        help="Append the results to this file, one per line. Requests with a result in it are skipped.",
     ),
 ]
 MaxSequences = Annotated[
@@ -75,7 +75,7 @@ MaxSequences = Annotated[
         "--max-sequences",
         metavar="N",
         parser=opt.whole(1),
-        help="Make so many answers at the same time; left out: 8.",
+        help="Answers to make at the same time.  [default: 8]",
     ),
 ]
 

@@ -8,13 +8,13 @@ from llmcl.cli import options as opt
 from llmcl.tools import json_text
 
 EPILOG = (
-    "A model that needs anything else is refused before its weights are downloaded, and the message names what it is. "
-    "--format json has more: what each family is made of, formats, limits."
+    "Other models are refused before their weights are downloaded, with the reason. --format json has more: features "
+    "of each family, formats, limits."
 )
 
 
 def models(format: opt.Format = "text") -> None:
-    """List the model families that run, with examples and the memory that these take."""
+    """List the model families that run, with examples and the memory that they need."""
     from llmcl.tools.supported_models import supported_models
 
     listed = supported_models()

@@ -122,7 +122,7 @@ def choice(panel: str, name: str, names: tuple[str, ...], *, help: str, hint: st
 def batch_invariant(panel: str) -> Any:
     """Returns the option for commands with an engine."""
     return option(
-        panel, "--batch-invariant", help="A request gets the same tokens alone as beside others; slower, see the guide."
+        panel, "--batch-invariant", help="Give a request the same tokens alone as beside others. Slower, see the guide."
     )
 
 
@@ -133,7 +133,7 @@ def measurement(*names: str, help: str, **settings: Any) -> Any:
 
 def written(name: str, what: str) -> Any:
     """Returns an option for an output file."""
-    return typer.Option(name, metavar="FILE", rich_help_panel=OUTPUT_PANEL, help=f"Also write {what} there.")
+    return typer.Option(name, metavar="FILE", rich_help_panel=OUTPUT_PANEL, help=f"Also write {what} to this file.")
 
 
 def plot(what: str) -> Any:
@@ -144,7 +144,7 @@ def plot(what: str) -> Any:
 
 
 MODEL_HELP = (
-    "smollm2, a GGUF file, a folder in Hugging Face format, or a hub name (owner/name, or owner/name/file.gguf)."
+    "smollm2, a GGUF file, a folder in Hugging Face format, or a model of the hub (owner/name, owner/name:Q4_K_M)."
 )
 
 MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
@@ -152,7 +152,7 @@ MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "
 _MODEL_NAMES = "-m", "--model", "-hf"
 Model = Annotated[str, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help=MODEL_HELP)]
 OptionalModel = Annotated[
-    str | None, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help="As for llmcl generate.")
+    str | None, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help="The model, as in llmcl generate.")
 ]
 RandomShape = Annotated[
     str | None,
@@ -160,12 +160,10 @@ RandomShape = Annotated[
         MODEL_PANEL,
         "--random",
         metavar="SHAPE",
-        help="Instead of -m: random weights shaped as e.g. llama-3.2-1b (another name lists all) or a config.json.",
+        help="Use random weights instead of -m: llama-3.2-1b, another shape (any word lists them) or a config.json.",
     ),
 ]
-Offline = Annotated[
-    bool, option(MODEL_PANEL, "--offline", help="Never use the network: only files that are already here.")
-]
+Offline = Annotated[bool, option(MODEL_PANEL, "--offline", help="Use only files on this machine, never the network.")]
 ContextSize = Annotated[
     int | None,
     option(
@@ -174,11 +172,11 @@ ContextSize = Annotated[
         "--ctx-size",
         metavar="TOKENS",
         parser=whole(1, "tokens"),
-        help="Room for prompt and answer; left out: what the model was trained for, at most 4096.",
+        help="Tokens that prompt and answer may have together.  [default: the model's own, up to 4096]",
     ),
 ]
 SystemPrompt = Annotated[
-    str | None, option(MODEL_PANEL, "--system-prompt", metavar="TEXT", help="The chat template's system message.")
+    str | None, option(MODEL_PANEL, "--system-prompt", metavar="TEXT", help="System message for the chat template.")
 ]
 ChatTemplateFile = Annotated[
     str | None,
@@ -186,7 +184,7 @@ ChatTemplateFile = Annotated[
         MODEL_PANEL,
         "--chat-template-file",
         metavar="FILE",
-        help="A chat template (Jinja) in place of the model's own, or for a model that has none.",
+        help="Use this chat template (Jinja) instead of the model's own.",
     ),
 ]
 PromptLookup = Annotated[
@@ -194,7 +192,7 @@ PromptLookup = Annotated[
     option(
         MODEL_PANEL,
         "--prompt-lookup",
-        help="Speculative decoding for answers that quote: guess what followed the same words earlier in the text.",
+        help="Speculative decoding: guess the next tokens from earlier text. Helps when answers quote the prompt.",
     ),
 ]
 DraftModel = Annotated[
@@ -203,7 +201,7 @@ DraftModel = Annotated[
         MODEL_PANEL,
         "--draft-model",
         metavar="NAME|PATH",
-        help="Speculative decoding: a smaller model with the same vocabulary guesses the next tokens.",
+        help="Speculative decoding: guess the next tokens with a smaller model of the same vocabulary.",
     ),
 ]
 
@@ -216,7 +214,7 @@ MaxTokens = Annotated[
         "--n-predict",
         metavar="N",
         parser=whole(1),
-        help="The answer ends after N tokens at the latest.",
+        help="Maximum tokens of the answer.",
     ),
 ]
 Temperature = Annotated[
@@ -227,7 +225,7 @@ Temperature = Annotated[
         "--temperature",
         metavar="T",
         parser=number(float, "a number, 0 or more", lambda t: t >= 0),
-        help="0: the likeliest token each time (greedy, the same answer again); above 0: draw, e.g. 0.8.",
+        help="Sampling temperature, such as 0.8. 0 always takes the likeliest token (greedy).",
     ),
 ]
 TopK = Annotated[
@@ -237,7 +235,7 @@ TopK = Annotated[
         "--top-k",
         metavar="K",
         parser=number(int, "a whole number, 0 (off) to 2^31 - 1", lambda k: 0 <= k < 2**31),
-        help="Draw among the K likeliest tokens; 0: off.",
+        help="Sample from the K likeliest tokens; 0: off.",
     ),
 ]
 TopP = Annotated[
@@ -247,7 +245,7 @@ TopP = Annotated[
         "--top-p",
         metavar="P",
         parser=number(float, "a number above 0 and at most 1 (1: off)", lambda p: 0 < p <= 1),
-        help="Draw among the likeliest tokens that together reach probability P; 1: off.",
+        help="Sample from the likeliest tokens that reach probability P together; 1: off.",
     ),
 ]
 MinP = Annotated[
@@ -257,7 +255,7 @@ MinP = Annotated[
         "--min-p",
         metavar="P",
         parser=number(float, "a number from 0 (off) to 1", lambda p: 0 <= p <= 1),
-        help="Leave out tokens below P times the probability of the likeliest; 0: off.",
+        help="Drop tokens less likely than P times the likeliest; 0: off.",
     ),
 ]
 RepeatPenalty = Annotated[
@@ -268,7 +266,7 @@ RepeatPenalty = Annotated[
         "--repetition-penalty",
         metavar="R",
         parser=number(float, "a number above 0 (1: off)", lambda r: r > 0),
-        help="Make tokens that have occurred less likely by this factor; 1: off.",
+        help="Penalty factor for tokens already in the text; 1: off.",
     ),
 ]
 PresencePenalty = Annotated[
@@ -278,7 +276,7 @@ PresencePenalty = Annotated[
         "--presence-penalty",
         metavar="P",
         parser=number(float, "a number from -100 to 100 (0: off)", lambda p: abs(p) <= 100),
-        help="Subtract P from the logits of tokens that the answer has, 0.1 to 2 as a rule; 0: off.",
+        help="Penalty for tokens already in the answer, usually 0.1 to 2; 0: off.",
     ),
 ]
 FrequencyPenalty = Annotated[
@@ -288,7 +286,7 @@ FrequencyPenalty = Annotated[
         "--frequency-penalty",
         metavar="P",
         parser=number(float, "a number from -100 to 100 (0: off)", lambda p: abs(p) <= 100),
-        help="The same as many times as the answer has them; 0: off.",
+        help="Penalty for each time that a token is already in the answer; 0: off.",
     ),
 ]
 Seed = Annotated[
@@ -299,7 +297,7 @@ Seed = Annotated[
         "--seed",
         metavar="S",
         parser=number(int, "a whole number from 0 to 2^64 - 1", lambda s: 0 <= s < 2**64),
-        help="A seed draws the same tokens again on the same device; left out: a random one, reported.",
+        help="Seed of the sampling: repeats an answer on the same device.  [default: random, reported]",
     ),
 ]
 Stop = Annotated[
@@ -308,10 +306,12 @@ Stop = Annotated[
         "--stop",
         metavar="TEXT",
         rich_help_panel=SAMPLING_PANEL,
-        help="End the answer before this text; may be given several times.  [env var: LLMCL_STOP, one text]",
+        help="End the answer before this text. Can be repeated.  [env var: LLMCL_STOP, one text]",
     ),
 ]
-IgnoreEos = Annotated[bool, option(SAMPLING_PANEL, "--ignore-eos", help="Go on after the model's end-of-text token.")]
+IgnoreEos = Annotated[
+    bool, option(SAMPLING_PANEL, "--ignore-eos", help="Continue after the model's end-of-text token.")
+]
 
 STRUCTURE_PANEL = "Structured output"
 JsonSchema = Annotated[
@@ -321,7 +321,7 @@ JsonSchema = Annotated[
         "--json-schema",
         metavar="FILE|JSON",
         env=False,
-        help="The answer is JSON that matches this schema: a file, or the schema itself, {...}.",
+        help="Answer with JSON that matches a schema: a file, or the schema itself, {...}.",
     ),
 ]
 Regex = Annotated[
@@ -331,7 +331,7 @@ Regex = Annotated[
         "--regex",
         metavar="TEXT",
         env=False,
-        help="The answer matches this regular expression as a whole.",
+        help="Answer with text that matches this regular expression as a whole.",
     ),
 ]
 GrammarFile = Annotated[
@@ -341,7 +341,7 @@ GrammarFile = Annotated[
         "--grammar",
         metavar="FILE",
         env=False,
-        help="The answer matches this grammar, in Lark's syntax or GBNF.",
+        help="Answer with text of this grammar, in Lark's syntax or GBNF.",
     ),
 ]
 
@@ -351,7 +351,7 @@ Device = Annotated[
         DEVICE_PANEL,
         "--device",
         metavar="DEVICE",
-        help="An index of `llmcl devices`, part of a name, gpu or cpu; left out: the best one found.",
+        help="An index of `llmcl devices`, part of a name, gpu or cpu.  [default: the best one]",
     ),
 ]
 
@@ -384,7 +384,7 @@ Threads = Annotated[
         metavar="N",
         parser=whole(1),
         callback=_limit_threads,
-        help="Use N of the processors (Linux).  [default: all]",
+        help="Processors to use (Linux only).  [default: all]",
     ),
 ]
 GpuLayers = Annotated[
@@ -396,7 +396,7 @@ GpuLayers = Annotated[
         metavar="N",
         env=False,
         callback=_say_where_layers_are,
-        help="Accepted as llama.cpp has it, without effect: all layers are on the device.",
+        help="Accepted for llama.cpp's users, without effect: all layers are on the device.",
     ),
 ]
 Dtype = Annotated[
@@ -406,7 +406,7 @@ Dtype = Annotated[
         "--dtype",
         WEIGHT_DTYPES,
         hint="--quantize makes 8-bit and 4-bit weights",
-        help="How the weights are held on the device; auto: as they are stored, quantised or not.",
+        help="Format of the weights on the device. auto: as stored, quantised or not.",
     ),
 ]
 DtypeOfAny = Annotated[
@@ -416,7 +416,7 @@ DtypeOfAny = Annotated[
         "--dtype",
         metavar="|".join(WEIGHT_DTYPES),
         parser=weight_dtype,
-        help="How the weights are held on the device; auto: as they are stored. Random ones also as q4_0, q4_k_m...",
+        help="Format of the weights on the device. auto: as stored. Random weights can also be q4_0, q4_k_m...",
     ),
 ]
 Quantize = Annotated[
@@ -425,7 +425,7 @@ Quantize = Annotated[
         DEVICE_PANEL,
         "--quantize",
         QUANTIZE_FORMATS,
-        help="Quantise the weights while loading; embedding and output head to 8 bits.",
+        help="Quantise the weights while loading. Embedding and output head get 8 bits.",
     ),
 ]
 ActivationDtype = Annotated[
@@ -434,8 +434,8 @@ ActivationDtype = Annotated[
         DEVICE_PANEL,
         "--activation-dtype",
         ACTIVATION_DTYPES,
-        help="What meets weights and keys; auto rounds it to 8 bits (quantised ones) or bfloat16 (bfloat16 weights, "
-        "prefill) where the device has fast dot products for that.",
+        help="Format of the activations that weights and keys are multiplied by. auto: 8 bits or bfloat16 where the "
+        "device has fast dot products for them.",
     ),
 ]
 KvDtype = Annotated[
@@ -444,7 +444,7 @@ KvDtype = Annotated[
         DEVICE_PANEL,
         "--kv-dtype",
         KV_DTYPES,
-        help="How keys and values are held on the device; q8_0 (8 bits) takes half the memory of float16.",
+        help="Format of the KV cache. q8_0 (8 bits) takes half the memory of float16.",
     ),
 ]
 
@@ -455,14 +455,11 @@ KvPageSize = Annotated[
         "--kv-page-size",
         metavar="TOKENS",
         parser=number(int, "a multiple of 64 (2^62 at most)", lambda n: 64 <= n <= MAX_NUMBER and n % 64 == 0),
-        help="Keep keys and values in pages of so many tokens; left out: one contiguous cache, for several texts at "
-        "a time pages of 64.",
+        help="Tokens in a page of the KV cache.  [default: no pages; 64 for several sequences]",
     ),
 ]
 
-Format = Annotated[
-    str, choice(OUTPUT_PANEL, "--format", ("text", "json"), help="json prints one object when all is done.")
-]
+Format = Annotated[str, choice(OUTPUT_PANEL, "--format", ("text", "json"), help="json prints one object at the end.")]
 
 
 def _log_more(wanted: bool) -> bool:
@@ -486,7 +483,7 @@ Verbose = Annotated[
         "-v",
         "--verbose",
         callback=_log_more,
-        help="Say on standard error what is done, with the seconds that compiling each kernel takes.",
+        help="Say more on standard error, such as the compile time of each kernel.",
     ),
 ]
 Quiet = Annotated[
@@ -496,7 +493,7 @@ Quiet = Annotated[
         "-q",
         "--quiet",
         callback=_silence_warnings,
-        help="Nothing on standard error but errors: no device, no warning, no report.",
+        help="Write only errors to standard error.",
     ),
 ]
 
@@ -508,11 +505,11 @@ Combo = Annotated[
         "--combo",
         metavar="A..H",
         parser=one_of(*COMBINATIONS),
-        help="Tile sizes of prefill's attention: a combination of `llmcl tune`; left out: the winner stored by it.",
+        help="Tile sizes of prefill's attention, a combination of `llmcl tune`.  [default: the fastest that it stored]",
     ),
 ]
 
-PromptTokens = Annotated[int, measurement("-p", "--n-prompt", metavar="N", parser=whole(1), help="Tokens of prefill.")]
+PromptTokens = Annotated[int, measurement("-p", "--n-prompt", metavar="N", parser=whole(1), help="Tokens to prefill.")]
 PromptLengths = Annotated[
     Any, measurement("-p", "--n-prompt", metavar="N,...", parser=wholes(0), help="Prefill lengths; 0: none.")
 ]
@@ -528,7 +525,11 @@ Repetitions = Annotated[
 RowsFile = Annotated[
     Path | None,
     typer.Option(
-        "-o", "--output", metavar="FILE", help="Write there, not to standard output.", rich_help_panel=OUTPUT_PANEL
+        "-o",
+        "--output",
+        metavar="FILE",
+        help="Write to this file instead of standard output.",
+        rich_help_panel=OUTPUT_PANEL,
     ),
 ]
 

@@ -24,16 +24,15 @@ TEXT_PANEL, REFERENCE_PANEL = "Text", "Reference"
 DEFAULT_WINDOW = 512
 
 EPILOG = """\b
-Which tokens are scored, as by llama-perplexity: the text is cut into windows
-of -c tokens that do not overlap, the rest is left out; of each window the
-tokens after the first half, from index c/2 + 1 on. BOS stands first in every
-window if the tokenizer begins texts with it. Special tokens written out in
-the text count as such."""
+Tokens are scored as llama-perplexity does. The text is cut into windows of -c
+tokens without overlap, and the rest is dropped. In each window the tokens
+from index c/2 + 1 on are scored. Every window begins with BOS if the
+tokenizer begins texts with it. Special tokens in the text count as such."""
 
 TextFile = Annotated[
     str | None,
     opt.option(
-        TEXT_PANEL, "-f", "--file", metavar="FILE", env=False, help="The text (UTF-8); left out: standard input."
+        TEXT_PANEL, "-f", "--file", metavar="FILE", env=False, help="The text (UTF-8).  [default: standard input]"
     ),
 ]
 Window = Annotated[
@@ -45,7 +44,7 @@ Window = Annotated[
         metavar="TOKENS",
         parser=opt.whole(4, "tokens"),
         env=False,
-        help="Tokens of a window.",
+        help="Tokens in a window.",
     ),
 ]
 Chunks = Annotated[
@@ -56,7 +55,7 @@ Chunks = Annotated[
         metavar="N",
         parser=opt.whole(1),
         env=False,
-        help="Only the first N windows; left out: all.",
+        help="Measure only the first N windows.  [default: all]",
     ),
 ]
 Reference = Annotated[
@@ -66,7 +65,7 @@ Reference = Annotated[
         "--reference",
         metavar="NAME|PATH",
         env=False,
-        help="Compare with this model, as it is stored: mean KL divergence, share of equal likeliest tokens.",
+        help="Compare with this model, as stored: mean KL divergence, share of equal likeliest tokens.",
     ),
 ]
 ReferenceDtype = Annotated[

@@ -39,7 +39,7 @@ OutputDir = Annotated[
         "-o",
         "--output-dir",
         metavar="FOLDER",
-        help=f"Where {CSV_NAME} and {TRACE_NAME} are written; made if it does not exist.",
+        help=f"Folder for {CSV_NAME} and {TRACE_NAME}. It is created if needed.",
     ),
 ]
 
@@ -50,7 +50,8 @@ def profile(
     random: opt.RandomShape = None,
     n_prompt: opt.PromptTokens = 512,
     n_gen: Annotated[
-        int, opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(0), help="Tokens to decode after them.")
+        int,
+        opt.measurement("-n", "--n-gen", metavar="N", parser=opt.whole(0), help="Tokens to decode after the prompt."),
     ] = 64,
     loading: LoadingOrRandom = LoadingOrRandom(),
     combo: opt.Combo = None,

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from llmcl.cli import options as opt
-from llmcl.cli.chat import chat
+from llmcl.cli.chat import CHAT_SAMPLING, chat
 from llmcl.cli.generate import generate, piped_text
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
 
@@ -23,7 +23,7 @@ PromptArgument = Annotated[
     typer.Argument(
         metavar="[PROMPT]...",
         rich_help_panel="Arguments",
-        help="One prompt, whose answer is all; left out: what is piped, or else a chat.",
+        help="Answer this prompt and exit. Without one, answer a pipe or open a chat.",
     ),
 ]
 
@@ -34,14 +34,14 @@ def run(
     model: ModelArgument,
     prompt: PromptArgument = None,
     system_prompt: opt.SystemPrompt = None,
-    sampling: Sampling = Sampling(max_tokens=1024),
+    sampling: Sampling = CHAT_SAMPLING,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
     """Chat with a model, or answer one prompt.
 
-    The options are those of llmcl chat and llmcl generate, which have more.
+    llmcl chat and llmcl generate have more options.
     """
     text = "\n\n".join(part for part in (" ".join(prompt or ()), piped_text()) if part)
     options = ctx.params | {"ctx": ctx, "model": model, "prompt": text}

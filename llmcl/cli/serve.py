@@ -25,7 +25,10 @@ PANEL = "Server"
 MAX_PORT = 65535
 
 Host = Annotated[
-    str, opt.option(PANEL, "--host", metavar="ADDRESS", help="Where to listen; other than this machine needs a key.")
+    str,
+    opt.option(
+        PANEL, "--host", metavar="ADDRESS", help="Address to listen on. Any but this machine's own needs an API key."
+    ),
 ]
 Port = Annotated[
     int,
@@ -34,18 +37,18 @@ Port = Annotated[
         "--port",
         metavar="PORT",
         parser=opt.number(int, f"a whole number from 0 (any that is free) to {MAX_PORT}", lambda p: 0 <= p <= MAX_PORT),
-        help="0: any that is free.",
+        help="Port to listen on. 0 takes a free one.",
     ),
 ]
 ApiKey = Annotated[
     list[str] | None,
-    opt.option(PANEL, "--api-key", metavar="KEY", help="What clients must send; may be given several times."),
+    opt.option(PANEL, "--api-key", metavar="KEY", help="API key that clients must send. Can be repeated."),
 ]
 ApiKeyFile = Annotated[
-    str | None, opt.option(PANEL, "--api-key-file", metavar="FILE", help="A file with such keys, one a line.")
+    str | None, opt.option(PANEL, "--api-key-file", metavar="FILE", help="File of API keys, one per line.")
 ]
 NoAuth = Annotated[
-    bool, opt.option(PANEL, "--no-auth", help="Let everybody in who reaches --host, from other machines, too.")
+    bool, opt.option(PANEL, "--no-auth", help="Accept requests without a key, also from other machines.")
 ]
 CorsOrigin = Annotated[
     list[str] | None,
@@ -53,13 +56,12 @@ CorsOrigin = Annotated[
         PANEL,
         "--cors-origin",
         metavar="ORIGIN",
-        help="A web page's origin that may use the server from a browser, such as https://example.org; several times; "
-        "*: any.",
+        help="Let web pages of this origin use the server, such as https://example.org, or * for all. Can be repeated.",
     ),
 ]
 MaxSequences = Annotated[
     int,
-    opt.option(PANEL, "--max-sequences", metavar="N", parser=opt.whole(1), help="Answers that are made at once."),
+    opt.option(PANEL, "--max-sequences", metavar="N", parser=opt.whole(1), help="Answers to make at the same time."),
 ]
 MaxQueue = Annotated[
     int,
@@ -68,19 +70,21 @@ MaxQueue = Annotated[
         "--max-queue",
         metavar="N",
         parser=opt.whole(0),
-        help="Further ones that wait; more get a 429.",
+        help="Requests that may wait. Further ones get status 429.",
     ),
 ]
 Alias = Annotated[
-    str | None, opt.option(PANEL, "--alias", metavar="NAME", help="The model's name for clients; left out: its own.")
+    str | None, opt.option(PANEL, "--alias", metavar="NAME", help="Model name for clients.  [default: the model's own]")
 ]
 LogFormat = Annotated[
     str,
-    opt.choice(PANEL, "--log-format", LOG_FORMATS, help="Of each request's line on standard error."),
+    opt.choice(PANEL, "--log-format", LOG_FORMATS, help="Format of the log on standard error, one line per request."),
 ]
 Replicas = Annotated[
     int,
-    opt.option(PANEL, "--replicas", metavar="N", parser=opt.whole(1), help="Copies of the model; only 1 so far."),
+    opt.option(
+        PANEL, "--replicas", metavar="N", parser=opt.whole(1), help="Copies of the model. Only 1 is supported so far."
+    ),
 ]
 CacheFile = Annotated[
     Path | None,
@@ -88,13 +92,17 @@ CacheFile = Annotated[
         PANEL,
         "--cache-file",
         metavar="FILE",
-        help="Keeps what was computed of prompts for the next start; written after the last answer.",
+        help="Keep the prompt cache in this file across restarts. It is written after the last answer.",
     ),
 ]
 CacheFileSize = Annotated[
     int,
     opt.option(
-        PANEL, "--cache-file-size", metavar="MIB", parser=opt.whole(1, "mebibytes"), help="Of that file, at most."
+        PANEL,
+        "--cache-file-size",
+        metavar="MIB",
+        parser=opt.whole(1, "mebibytes"),
+        help="Maximum size of the cache file.",
     ),
 ]
 DrainSeconds = Annotated[
@@ -104,7 +112,7 @@ DrainSeconds = Annotated[
         "--drain-seconds",
         metavar="S",
         parser=opt.number(float, "a number, 0 or more", lambda s: s >= 0),
-        help="After a signal, answers under way have so long to end.",
+        help="Seconds that running answers may take to end after a signal.",
     ),
 ]
 

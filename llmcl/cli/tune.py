@@ -51,7 +51,10 @@ def tune(
     random: opt.RandomShape = None,
     n_prompt: opt.PromptTokens = 512,
     n_depth: Annotated[
-        int, opt.measurement("-d", "--n-depth", metavar="N", parser=opt.whole(1), help="Keys that decode attends to.")
+        int,
+        opt.measurement(
+            "-d", "--n-depth", metavar="N", parser=opt.whole(1), help="Context that decode attends to, in tokens."
+        ),
     ] = 1024,
     kernel: Annotated[
         str,
@@ -61,7 +64,9 @@ def tune(
     ] = "all",
     variant: Annotated[
         str | None,
-        opt.measurement("--variant", metavar="NAME", help="A kernel variant; left out: the one this device uses."),
+        opt.measurement(
+            "--variant", metavar="NAME", help="A kernel variant.  [default: the one that this device uses]"
+        ),
     ] = None,
     combo: Annotated[
         str | None,
@@ -69,11 +74,11 @@ def tune(
             "--combo",
             metavar="A..H",
             parser=opt.one_of(*opt.COMBINATIONS),
-            help="Time this combination of prefill only, beside G and the default, and store nothing.",
+            help="Time only this combination of prefill, beside G and the default, and store nothing.",
         ),
     ] = None,
     store: Annotated[
-        bool, opt.measurement("--store/--no-store", help="Keep the winners for later runs, or only show them.")
+        bool, opt.measurement("--store/--no-store", help="Keep the fastest for later runs, or only show them.")
     ] = True,
     offline: opt.Offline = False,
     device: opt.Device = None,

@@ -13,8 +13,8 @@ from llmcl.cli.option_groups import LoadingToAnswer, with_groups
 from llmcl.errors import UsageError, counted
 
 EPILOG = (
-    "A start with the same model, device, driver and options (--dtype, --quantize, --kv-dtype, --prompt-lookup, ...) "
-    "then compiles nothing, here or where the folder was copied to."
+    "Later starts with the same model, device, driver and options (--dtype, --kv-dtype, --prompt-lookup...) "
+    "compile nothing, here or where the folder is copied to."
 )
 
 
@@ -28,7 +28,7 @@ def warm(
             "--cache-dir",
             metavar="FOLDER",
             env=False,
-            help="Where compiled kernels are kept; left out: the user's cache folder.",
+            help="Folder for the compiled kernels.  [default: the user's cache folder]",
         ),
     ] = None,
     max_sequences: Annotated[
@@ -39,7 +39,7 @@ def warm(
             metavar="N",
             parser=opt.whole(1),
             env=False,
-            help="Compile for this many answers at once, as llmcl serve makes them.",
+            help="Compile for this many answers at once, as in llmcl serve.",
         ),
     ] = 8,
     loading: LoadingToAnswer = LoadingToAnswer(),

@@ -73,7 +73,7 @@ def test_a_usage_error_is_two_lines(invoke: Callable[..., int], capsys: pytest.C
     for arguments in (["generate"], ["generate", "--nothing"], ["run"], ["generate", "-m", "m", "--temp", "warm"]):
         assert invoke(*arguments) == 2
         first, second = capsys.readouterr().err.splitlines()
-        assert first.startswith("error: ") and second == f"llmcl {arguments[0]} --help lists what can be given."
+        assert first.startswith("error: ") and second == f"See llmcl {arguments[0]} --help."
 
 
 def test_help_and_version_are_commands_too(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

@@ -580,7 +580,7 @@ def test_an_answer_that_fills_the_context_says_so(
         assert invoke("generate", "-m", "m", "-p", "x", "-n", str(n)) == 0
         error = capsys.readouterr().err
         assert ("the context is full" in error) == is_cut
-        assert ("the answer ends here after 2 tokens; -n/--max-tokens" in error) == (not is_cut)
+        assert ("stopped at the limit of 2 tokens (raise it with -n)" in error) == (not is_cut)
 
 
 def test_variables_of_other_commands_do_not_change_a_measurement(

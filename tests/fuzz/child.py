@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import re
 import resource
 import sys
 import tempfile
@@ -223,7 +224,10 @@ def command_case(folder: Path, described: Any, models: Models) -> None:
         return
     for line in lines:
         if line.startswith("error: "):
-            raise Refusal(_without(named, line.removeprefix("error: ")), code, _last_location(where))
+            message = line.removeprefix("error: ")
+            if re.fullmatch(r"See llmcl.* --help\.", lines[-1]):  # the second line of a usage error
+                message += "; see --help, and give another"
+            raise Refusal(_without(named, message), code, _last_location(where))
     if lines or out:  # llmcl without a command shows its help
         raise Failure(f"exit code {code} without an error: {errors[-300:]!r}")
     raise Failure(f"exit code {code} and nothing said")
@@ -268,6 +272,9 @@ def _command(
     def reached(*_: Any, **__: Any) -> None:
         raise SystemExit(0)
 
+    work: list[tuple[Any, str]] = [(warming, "warm"), (benchmark, "run"), (throughput, "run"), (doctor, "diagnose")]
+    work += [(profiling, "profile"), (tuning, "tune_prefill"), (tuning, "tune_decode")]
+
     def remember() -> None:
         tracebacks.append(traceback.format_exc())
 
@@ -282,13 +289,6 @@ def _command(
         mock.patch.object(llmcl, "load", load),
         mock.patch.object(llmcl, "load_random", load),
         mock.patch.object(os, "sched_setaffinity", lambda *_: None),  # -t would hold for the cases that follow
-        mock.patch.object(warming, "warm", reached),
-        mock.patch.object(benchmark, "run", reached),
-        mock.patch.object(throughput, "run", reached),
-        mock.patch.object(doctor, "diagnose", reached),
-        mock.patch.object(profiling, "profile", reached),
-        mock.patch.object(tuning, "tune_prefill", reached),
-        mock.patch.object(tuning, "tune_decode", reached),
         mock.patch.object(command, "_show_traceback_if_wanted", remember),
         mock.patch.object(sys, "argv", ["llmcl", *given["arguments"]]),
         mock.patch.object(sys, "stdin", stdin),
@@ -297,7 +297,10 @@ def _command(
         mock.patch.object(warnings, "formatwarning", warnings.formatwarning),
         mock.patch.dict(os.environ, variables, clear=True),
         warnings.catch_warnings(),
+        ExitStack() as patches,
     ):
+        for module, name in work:
+            patches.enter_context(mock.patch.object(module, name, reached))
         os.chdir(place)
         try:
             cli.main()

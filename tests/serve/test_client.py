@@ -145,7 +145,7 @@ def test_the_command(
     out, errors = capsys.readouterr()
     assert out == "one \nagai\n"
     assert errors.count("TTFT") == 3 and errors.count("TBT p50") == 2 and ", 4 tokens\n" in errors
-    assert "the answer ends here after 4 tokens" in errors and "3 of them cached" in errors
+    assert "stopped at the limit of 4 tokens" in errors and "3 of them cached" in errors
     assert "error: This model's maximum context length is" in errors and "(/reset starts anew)" in errors
     assert [prompt for prompt, _ in server.engine.asked] == ["[user]one two\n[assistant]", "[user]again\n[assistant]"]
     assert server.engine.asked[0][1]["temperature"] == 0.5
