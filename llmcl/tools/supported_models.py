@@ -46,8 +46,9 @@ _WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a wi
 
 def supported_models() -> dict[str, Any]:
     """Returns the whole list as a JSON-compatible object."""
+    examples = _examples()
     return {
-        "families": [_described(name, family) for name, family in FAMILIES.items()],
+        "families": [_described(name, family, examples.get(name, [])) for name, family in FAMILIES.items()],
         "text_parts": {name: part.family for name, part in TEXT_PARTS.items()},
         "formats": {
             "safetensors": list(FLOAT_FORMATS),
@@ -71,7 +72,7 @@ def supported_models() -> dict[str, Any]:
     }
 
 
-def _described(name: str, family: Family) -> dict[str, Any]:
+def _described(name: str, family: Family, examples: list[dict[str, Any]]) -> dict[str, Any]:
     """Describes a family. about: the first line of the module's docstring."""
     about = (import_module(f"{families.__name__}.{name}").__doc__ or "").partition("\n")[0]
     return {
@@ -79,16 +80,21 @@ def _described(name: str, family: Family) -> dict[str, Any]:
         "class": family.hf_class,
         "gguf": family.gguf_name,
         "about": about,
-        "examples": [_example(shape) for shape in RANDOM_SHAPES if random_shape_config(shape).architecture == name],
+        "examples": examples,
         "features": _features(family),
         "safetensors": [*FLOAT_FORMATS, *(method.upper() for method in family.quant_methods)],
     }
 
 
-def _example(shape: str) -> dict[str, Any]:
-    """Return a model's number of parameters, and the bytes of its weights in two formats."""
-    n = random_shape_config(shape).n_parameters()
-    return {"name": shape, "parameters": n, "bf16_bytes": 2 * n, "q4_bytes": n * 18 // 32}  # 18 bytes for 32 weights
+def _examples() -> dict[str, list[dict[str, Any]]]:
+    """Returns example models by family, with parameters and the bytes of the weights in two formats."""
+    examples: dict[str, list[dict[str, Any]]] = {}
+    for shape in RANDOM_SHAPES:
+        config = random_shape_config(shape)
+        n = config.n_parameters()
+        sizes = {"name": shape, "parameters": n, "bf16_bytes": 2 * n, "q4_bytes": n * 18 // 32}  # 18 bytes: 32 weights
+        examples.setdefault(config.architecture, []).append(sizes)
+    return examples
 
 
 def _features(family: Family) -> list[str]:

@@ -363,7 +363,15 @@ def test_run_answers_a_prompt_or_chats(
     assert engine.request["prompt"] == "two words" and engine.request["max_tokens"] == 7
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from the pipe\n")))
     assert invoke("run", "m", "Sum up:") == 0
-    assert engine.request["prompt"] == "Sum up:\n\nfrom the pipe"
+    assert engine.request["prompt"] == "Sum up:\n\nfrom the pipe" and engine.request["temperature"] == 0.7
+    chats: list[tuple[float, float, int]] = []
+
+    def chat(temp: float, top_p: float, max_tokens: int) -> None:
+        chats.append((temp, top_p, max_tokens))
+
+    monkeypatch.setattr("llmcl.cli.run.chat", chat)
+    assert invoke("run", "m", "--top-p", "0.9") == 0
+    assert chats == [(0.7, 0.9, 1024)]  # what llmcl chat has
 
 
 def test_no_prompt_at_a_terminal(
