@@ -29,12 +29,10 @@ ROOMS_ABOVE: dict[str, float] = {
     "engine": 7.6,
 }
 PAGES_ABOVE: dict[str, float] = {
-    "README.md": 9.5,
     "docs/devices.md": 13.3,
     "docs/guide/command_line.md": 11.4,
     "docs/guide/models.md": 11.7,
     "docs/guide/python.md": 13.6,
-    "docs/index.md": 10.0,
     "docs/performance.md": 11.6,
 }
 OF_ABOVE: dict[str, int] = {
