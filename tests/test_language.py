@@ -33,10 +33,8 @@ PAGES_ABOVE: dict[str, float] = {
     "docs/guide/command_line.md": 11.4,
     "docs/guide/models.md": 11.7,
     "docs/guide/python.md": 13.6,
-    "docs/performance.md": 11.6,
 }
 OF_ABOVE: dict[str, int] = {
-    "docs/performance.md": 2,
     "engine": 2,
 }
 FIELDS_ABOVE: dict[str, int] = {}
