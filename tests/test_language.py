@@ -29,7 +29,6 @@ ROOMS_ABOVE: dict[str, float] = {
     "engine": 7.6,
 }
 PAGES_ABOVE: dict[str, float] = {
-    "docs/devices.md": 13.3,
     "docs/guide/command_line.md": 11.4,
     "docs/guide/models.md": 11.7,
     "docs/guide/python.md": 13.6,
