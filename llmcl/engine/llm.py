@@ -337,8 +337,8 @@ class LLM(PromptReader, SpeedTests):
         if n is not None:
             check_whole("n", n)
             if n > MAX_ANSWERS or are_prompts(prompt):
-                found = f"{shown(n)} with a list of prompts" if n <= MAX_ANSWERS else shown(n)
-                raise UsageError(f"n is {found}; expected 1 to {MAX_ANSWERS} answers to one prompt")
+                value = f"{shown(n)} with a list of prompts" if n <= MAX_ANSWERS else shown(n)
+                raise UsageError(f"n is {value}; expected 1 to {MAX_ANSWERS} answers to one prompt")
         n_places = min(n or len(prompt), MAX_SEQUENCES)
         sizes = BatchSizes(n_places, self.max_context, PAGE_TOKENS, None, invariant=False, max_rows=None)
         engine = self._open(sizes, wait, progress, keep=True)

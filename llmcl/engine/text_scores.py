@@ -41,7 +41,7 @@ class TextScores:
         for answer in answers:
             model.cache.truncate(sequence, n_read)
             if sequence.position < n_read:  # at first, or where recurrent layers could not go back
-                model.extend(sequence, prompt[sequence.position : n_read])
+                model.prefill(sequence, prompt[sequence.position : n_read])
             waits.append(self._scoring.score(sequence, [prompt[-1], *answer[:-1]], answer, 0))
         sums = []
         for answer, wait in zip(answers, waits, strict=True):

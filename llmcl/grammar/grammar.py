@@ -31,23 +31,23 @@ class Grammar:
 
         Raises UsageError for several options, a wrong type, or more than MAX_CHARACTERS.
         """
-        given = {"schema": schema, "regex": regex, "grammar": grammar, "choices": choices}
-        names = [name for name, value in given.items() if value is not None]
+        options = {"schema": schema, "regex": regex, "grammar": grammar, "choices": choices}
+        names = [name for name, value in options.items() if value is not None]
         if len(names) > 1:
             raise UsageError(f"{' and '.join(names)} both say what the answer is to match; give one of them")
         if not names:
             return None
         if schema is not None:
-            made = cls("schema", _schema_text(schema))
+            result = cls("schema", _schema_text(schema))
         elif choices is not None:
-            made = cls("choices", _choices_text(choices))
+            result = cls("choices", _choices_text(choices))
         else:
-            made = _text_of(names[0], given[names[0]])
-        if len(made.source) > MAX_CHARACTERS:
+            result = _text_of(names[0], options[names[0]])
+        if len(result.source) > MAX_CHARACTERS:
             raise UsageError(
-                f"{made.kind} has {len(made.source)} characters; expected at most {MAX_CHARACTERS}: make it shorter"
+                f"{result.kind} has {len(result.source)} characters; expected at most {MAX_CHARACTERS}: make it shorter"
             )
-        return made
+        return result
 
 
 # The text formats known to llguidance. JSON Schema treats all remaining formats as annotations.

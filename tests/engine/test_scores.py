@@ -28,8 +28,10 @@ def test_answers_of_any_length_are_scored_in_one_call(small_llm: LLM) -> None:
 
 def test_the_prompt_is_read_once(small_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    extend = small_llm.model.extend
-    monkeypatch.setattr(small_llm.model, "extend", lambda sequence, ids: (read.append(len(ids)), extend(sequence, ids)))
+    prefill = small_llm.model.prefill
+    monkeypatch.setattr(
+        small_llm.model, "prefill", lambda sequence, ids: (read.append(len(ids)), prefill(sequence, ids))
+    )
     small_llm.score([*range(20)], [[5], [6], [7]])
     assert read == [19]
 

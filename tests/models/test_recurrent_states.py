@@ -311,8 +311,8 @@ def test_prompts_are_scored(paged: LLM) -> None:
 
 def test_answers_are_scored_after_a_prompt_that_is_read_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """But for what is behind its last snapshot."""
-    prompt, answers, extend, read = ids(70, 3), [[5, 6], [7], [5, 8, 9]], llm.model.extend, list[int]()
-    monkeypatch.setattr(llm.model, "extend", lambda sequence, part: (read.append(len(part)), extend(sequence, part)))
+    prompt, answers, extend, read = ids(70, 3), [[5, 6], [7], [5, 8, 9]], llm.model.prefill, list[int]()
+    monkeypatch.setattr(llm.model, "prefill", lambda sequence, part: (read.append(len(part)), extend(sequence, part)))
     scores = llm.score(prompt, answers)
     assert read == [69, 69 - 64, 69 - 64]
     for answer, score in zip(answers, scores, strict=True):
