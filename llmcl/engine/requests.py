@@ -1,4 +1,4 @@
-"""What a caller holds of a request to an engine: its pieces, for a thread or for a task, and a way to cancel it."""
+"""A request to an engine as the caller sees it: read the pieces in a thread or in an asyncio task, or cancel."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from llmcl.errors import UsageError
 
 
 class Request(Iterator[Piece], AsyncIterator[Piece]):
-    """An answer on its way. Iterate over it, with `for` in a thread or with `async for`, or take the whole `result`.
+    """A running answer. Iterate over the pieces, with `for` in a thread or with `async for`, or take the `result`.
 
-    It goes on whether or not somebody reads; it ends when it is cancelled, or when nothing refers to it any more.
+    The answer goes on even if nobody reads. It ends when cancelled, or when nothing refers to the request any more.
 
-    prompt_token_ids: what was asked. progress: says how many of these the prefix cache held, and how many were read.
+    prompt_token_ids: the prompt. progress: returns how many prompt tokens the prefix cache held, and how many were
+    read.
     """
 
     def __init__(
@@ -39,12 +40,12 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         self._result: Generation | None = None
 
     def cancel(self) -> None:
-        """Ends the answer: pages and place are free before the next step. No piece comes any more."""
+        """Ends the answer: KV cache pages and slot are free before the next step. No further piece comes."""
         self._over = True
         self._cancel()
 
     def result(self) -> Generation:
-        """Waits for the whole answer. Raises UsageError for who has read a piece, which it would lack."""
+        """Waits for the whole answer. Raises UsageError if a piece was read before: the result would lack it."""
         if self._result is None:
             if self._is_read:
                 raise UsageError(
@@ -75,11 +76,11 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
         return piece
 
     async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = nothing) -> None:
-        """Calls `take` with each piece as it comes, in this event loop; returns at the end of the answer.
+        """Calls `take` with each arriving piece, in the running event loop; returns at the end of the answer.
 
-        Faster than `async for`: no task is woken for a piece. after: called behind one piece, or behind several that
-        came while the loop did something else. Raises what ended the answer, and what these functions raise, which
-        cancels the request.
+        Faster than `async for`: no task is woken for a piece. after: called after a piece, or once after several
+        pieces if they came while the loop was busy. Raises the error of the answer. An error in `take` or `after` is
+        raised, too, and cancels the request.
         """
         if self._over:
             return
@@ -112,10 +113,10 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
             self._is_read = True
             return item
         self._over = True
-        self._mailbox.give(item)  # others may wait for it
+        self._mailbox.give(item)  # further readers may wait for the end
         self._mailbox.wake()
         if item is not None:
-            raise type(item)(str(item)) from item  # one error may have many readers
+            raise type(item)(str(item)) from item  # the same error may have many readers
         return None
 
     def __del__(self) -> None:
@@ -124,11 +125,11 @@ class Request(Iterator[Piece], AsyncIterator[Piece]):
 
 
 class Mailbox:
-    """What the worker gives, until it is taken. The worker refers to this, and never to the request."""
+    """Holds pieces from the worker until they are read. The worker refers to the mailbox, never to the request."""
 
     def __init__(self) -> None:
         self.items: SimpleQueue[Piece | End] = SimpleQueue()
-        self._event: asyncio.Event | None = None  # of a task that waits, in the loop of `_waker`
+        self._event: asyncio.Event | None = None  # a waiting task's event, in the loop of `_waker`
         self._waker: Waker | None = None
         self._woken: Callable[[], None] | None = None
 
@@ -136,7 +137,7 @@ class Mailbox:
         self.items.put(item)
 
     def wake(self) -> None:
-        """After one or several `give`: for who waits in an event loop."""
+        """Wakes the reader in an event loop, after one or several calls of `give`."""
         if self._waker is not None and self._woken is not None:
             self._waker.wake(self._woken)
 
@@ -153,7 +154,7 @@ class Mailbox:
                 await event.wait()
 
     def pass_on(self, take: Callable[[list[Piece | End]], None]) -> None:
-        """From now on has the running event loop call `take` with what there is; at once with what is there now."""
+        """Lets the running event loop call `take` with all arriving items; items already there are passed at once."""
 
         def woken() -> None:
             there: list[Piece | End] = []
@@ -168,8 +169,8 @@ class Mailbox:
 
 
 class Waker:
-    """Calls functions in an event loop from another thread. Those that are called together cost one call into the loop,
-    which is a write to a pipe, and lets go of the interpreter.
+    """Calls functions in an event loop from another thread. Functions called together cost a single call into the loop,
+    because each call into the loop writes to a pipe and releases the interpreter lock.
     """
 
     _of: ClassVar[WeakKeyDictionary[asyncio.AbstractEventLoop, Waker]] = WeakKeyDictionary()
@@ -181,7 +182,7 @@ class Waker:
 
     @classmethod
     def of(cls, loop: asyncio.AbstractEventLoop) -> Waker:
-        """That of a loop, asked for in its own thread."""
+        """Returns the waker for an event loop. Call it in the loop's thread."""
         if (waker := cls._of.get(loop)) is None:
             waker = cls._of[loop] = cls(loop)
         return waker
@@ -195,14 +196,14 @@ class Waker:
                 loop.call_soon_threadsafe(self._call)
 
     def _call(self) -> None:
-        self._is_called = False  # what is appended from now on is called here or has a call of its own
+        self._is_called = False  # functions appended from now on run here or get a new call
         while self._woken:
             self._woken.popleft()()
 
 
 class PieceStream(AsyncIterator[Piece]):
-    """The pieces of a request, or of one that is made when the first of them is asked for. That happens in a thread,
-    since a chat template or a grammar may take its time.
+    """The pieces of a request. The request may also be submitted when the first piece is read. A thread then submits
+    the request, since a chat template or a grammar may be slow.
     """
 
     def __init__(self, request: Request | Callable[[], Request]):
@@ -213,7 +214,7 @@ class PieceStream(AsyncIterator[Piece]):
         return await (self._request or await self._begun()).__anext__()
 
     async def pass_on(self, take: Callable[[Piece], None], after: Callable[[], None] = nothing) -> None:
-        """As `Request.pass_on`."""
+        """Does the same as `Request.pass_on`."""
         await (self._request or await self._begun()).pass_on(take, after)
 
     async def _begun(self) -> Request:
@@ -222,10 +223,10 @@ class PieceStream(AsyncIterator[Piece]):
         return self._request
 
     def progress(self) -> tuple[int, int]:
-        """As `Request.progress`; nothing before the request was made."""
+        """Returns the same as `Request.progress`; (0, 0) before the request is submitted."""
         return (0, 0) if self._request is None else self._request.progress()
 
     async def aclose(self) -> None:
-        """Cancels the request; so does leaving the loop and dropping the stream."""
+        """Cancels the request. Leaving the loop or dropping the stream does the same."""
         if self._request is not None:
             self._request.cancel()
