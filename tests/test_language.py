@@ -25,17 +25,13 @@ ROOM_LIMIT, PAGE_LIMIT = 7.5, 7.0  # vague words in percent
 MOST_FIELDS = 4  # "name: meaning" in a class docstring; more are commented on the fields' lines
 VAGUE_LOCALS = frozenset({"of", "own", "found", "given", "made", "to"})
 
-ROOMS_ABOVE: dict[str, float] = {
-    "engine": 7.6,
-}
+ROOMS_ABOVE: dict[str, float] = {}
 PAGES_ABOVE: dict[str, float] = {
     "docs/guide/command_line.md": 11.4,
     "docs/guide/models.md": 11.7,
     "docs/guide/python.md": 13.6,
 }
-OF_ABOVE: dict[str, int] = {
-    "engine": 2,
-}
+OF_ABOVE: dict[str, int] = {}
 FIELDS_ABOVE: dict[str, int] = {}
 LOCALS_ABOVE: dict[str, int] = {
     "attention": 8,

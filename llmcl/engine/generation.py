@@ -37,15 +37,15 @@ from llmcl.tokenizer.text import StopMatcher
 
 @dataclass(frozen=True)
 class Piece:
-    """One token of an answer and the text that became final with it (possibly none yet, or held-back text too)."""
+    """A token of an answer, and the text made final by the token (possibly empty, or with text held back before)."""
 
     text: str
     token_id: int
-    tbt_ms: float | None  # since the arrival before; 0: it came with the token before; None for the first
+    tbt_ms: float | None  # since the last arrival; 0: came together with the token before; None for the first
     finish_reason: str | None = None  # "stop" or "length" on the last piece
     stats: GenerationStats | None = None  # on the last piece
-    logprob: LogProb | None = None  # where asked for: of the token, and the most likely ones
-    prompt_logprobs: tuple[LogProb | None, ...] | None = None  # on the first piece, where an engine was asked for them
+    logprob: LogProb | None = None  # if asked for: the token and the most likely tokens
+    prompt_logprobs: tuple[LogProb | None, ...] | None = None  # on the first piece, if an engine was asked
 
 
 def is_last(piece: Piece) -> bool:
@@ -54,7 +54,7 @@ def is_last(piece: Piece) -> bool:
 
 @dataclass(frozen=True)
 class AnswerOptions:
-    """How an answer is made and when it ends: see `LLM.stream`. Raises UsageError for a value out of range."""
+    """How an answer is generated and when it ends: see `LLM.stream`. Raises UsageError for a value out of range."""
 
     max_tokens: int = 256
     temperature: float = 0.0
@@ -67,8 +67,8 @@ class AnswerOptions:
     seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
-    min_tokens: int = 0  # before which neither an end-of-text token nor a stop token ends the answer
-    stop_token_ids: Sequence[int] = ()  # further tokens that end it
+    min_tokens: int = 0  # before, no end-of-text token or stop token ends the answer
+    stop_token_ids: Sequence[int] = ()  # further tokens that end the answer
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     schema: Any = None
@@ -81,7 +81,7 @@ class AnswerOptions:
         check_whole("max_tokens", self.max_tokens)
         check_whole("min_tokens", self.min_tokens, 0)
         check_flags(ignore_eos=self.ignore_eos)
-        # Of its own: the caller's may be an iterator, or change while the answer is made.
+        # A copy, because the caller's object may be an iterator, or change while the answer is generated.
         if isinstance(self.stop, Iterable) and not isinstance(self.stop, (str, bytes)):
             object.__setattr__(self, "stop", tuple(self.stop))
         if isinstance(self.logit_bias, Mapping):
@@ -96,12 +96,12 @@ class AnswerOptions:
 
     @cached_property
     def to_match(self) -> Grammar | None:
-        """What the answer is to match."""
+        """The grammar for the answer, or None."""
         return Grammar.of(schema=self.schema, regex=self.regex, grammar=self.grammar, choices=self.choices)
 
     @cached_property
     def sampling(self) -> SamplingParams:
-        """The part of them that says how tokens are chosen."""
+        """The options for choosing tokens."""
         return SamplingParams(
             self.temperature,
             self.top_k,
@@ -125,17 +125,17 @@ def _checked_ids(name: str, ids: object) -> tuple[int, ...]:
 ANSWER_OPTIONS = tuple(each.name for each in fields(AnswerOptions))
 
 Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
-"""What makes the answer to a prompt, in a sequence or (None) with an empty context."""
+"""A function that generates the answer to a prompt, in a sequence or (None) with an empty context."""
 
 Begin = Callable[[Answer], Generator[Piece, None, None]]
-"""What a conversation does with it once nothing else is under way."""
+"""A function through which a conversation starts the answer once no other call is under way."""
 
 
 @dataclass(frozen=True)
 class Generation:
-    """A whole answer. token_ids includes the end-of-text token that ended it; text does not.
+    """A whole answer. token_ids includes the final end-of-text token; text does not.
 
-    logprobs: of each token, where they were asked for; else empty.
+    logprobs: for each token, if asked for; else empty.
     """
 
     text: str
@@ -163,18 +163,18 @@ def token_ids(
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
 
-    Step n + 1 takes token n from the device's own memory, so a GPU gets it before the host has read token n. Intel's
-    CPU driver computes with the very thread that waits for token n, and would not hand it out before step n + 1 is
-    done: there the step follows the reading. Either way the host receives 4 bytes a token, and the device works while
-    the caller handles the token. What the sequence holds of the prompt's beginning is kept.
-    Stops early, without an error, when the context is full. on_decode is called when the prompt's work is enqueued,
-    on_logprob before a token is yielded whose log-probability is wanted, on_arrival before one that did not arrive with
-    the token before.
+    Step n + 1 takes token n from device memory, so a GPU gets step n + 1 before the host has read token n. Intel's CPU
+    driver computes on the thread that waits for token n, and would return token n only after step n + 1: on such a
+    device, the step is enqueued after reading the token. Either way the host receives 4 bytes a token, and the device
+    works while the caller handles the token. If the sequence already holds the prompt's beginning, the beginning is
+    kept. Stops early, without an error, when the context is full. on_decode is called when the prompt's work is
+    enqueued, on_logprob before a token is yielded if log-probabilities are wanted, on_arrival before each token except
+    tokens that arrived together with the token before.
 
-    speculation: a step then may verify drafted tokens. The ids are the same, but several come at once.
-    matcher: which tokens may come next, from the first of the answer on. A token is chosen once the one before is read
-    and the mask is known, while the device computes the step, which needs neither. processor: likewise; it gets the
-    logits that the step leaves.
+    speculation: a step may then verify drafted tokens. The ids are the same, but several come at once.
+    matcher: says which tokens may come next, from the answer's first token on. A token is chosen after the host has
+    read the token before and computed the mask. The device computes the step meanwhile, since the step itself does not
+    need the mask. processor: likewise; it gets the step's logits.
     """
     model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
     sequence.sampling, sequence.n_sampled = params, 0
@@ -182,14 +182,14 @@ def token_ids(
     speculation.begin(prompt, params)
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
-    left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens that have not been read
+    left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens not yet read
     if params.logprobs is not None or params.logit_bias or processor is not None:
-        speculation = NO_SPECULATION  # a step that verifies a draft has none of these
+        speculation = NO_SPECULATION  # steps that verify a draft support none of the three
     step, drafted = _sample(model, sequence, on_logprob, matcher, processor), False
     preemptions = Preemptions(model.device.compute_units)
 
     def read() -> list[int]:
-        """The ids that the step under way sampled, once they are there."""
+        """Waits for the ids sampled by the current step."""
         ids = step()
         on_arrival()
         speculation.push(ids)
@@ -199,19 +199,19 @@ def token_ids(
 
     on_decode()
     while True:
-        # Where the text goes on after a draft is known once it is read, and which draft a matcher allows.
+        # The end of a draft, and the draft a matcher allows, are known only once the ids are read.
         unread = int(left > 1 and not drafted and model.device.runs_ahead and speculation.looks_ahead)
         if matcher is not None and speculation is not NO_SPECULATION:
             unread = 0
         ids: list[int] = []
         if not unread:
             ids = read()
-            sequence.token_ids.extend(ids[:-1])  # of several: their keys and values are written
+            sequence.token_ids.extend(ids[:-1])  # if several: keys and values are written
             left -= len(ids)
             if left == 0:
                 yield from ids
                 return
-            if speculation is not NO_SPECULATION:  # else the device gets its next step before any is handled
+            if speculation is not NO_SPECULATION:  # else the device gets the next step first
                 yield from ids[:-1]
                 ids = ids[-1:]
         draft = speculation.draft(unread, left - unread - 1)
@@ -228,27 +228,27 @@ def token_ids(
                 ids = read()
             following = speculation.decoded(_sample(model, sequence, on_logprob, matcher, processor, ids[-1:]))
         if not unread:
-            preemptions.passed(len(ids))  # after the next step is enqueued: threads that wait for it soon sleep
+            preemptions.passed(len(ids))  # after the next step is enqueued: waiting threads soon sleep
         else:
             ids = ids or read()
             left -= 1
-        sequence.token_ids.append(ids[-1])  # the step under way is writing its key and value
+        sequence.token_ids.append(ids[-1])  # the current step is writing the key and value
         yield from ids
         step, drafted = following, bool(draft)
 
 
 def reusable_prefix(sequence: SequenceState, prompt: Sequence[int]) -> int:
-    """How many of the prompt's first tokens a sequence holds already, the last one never: its logits are not kept."""
+    """Counts the prompt's first tokens already in a sequence, without the last token: its logits are not kept."""
     return min(len(prompt) - 1, common_prefix(prompt, sequence.token_ids))
 
 
 def token_budget(max_context: int, n_prompt: int, max_tokens: int) -> int:
-    """How many tokens can follow a prompt: the last one sampled needs no place in the cache."""
+    """Returns how many tokens can follow a prompt: the last sampled token needs no room in the cache."""
     return min(max_tokens, max_context - n_prompt + 1)
 
 
 def _steps_at_once(model: Model, sequence: SequenceState, most: int, preemptions: Preemptions) -> int:
-    """How many tokens the next launch chooses: several only where threads would lose their cores between launches."""
+    """Returns how many tokens the next launch chooses: several only if threads would lose cores between launches."""
     if not preemptions.cost_turns or cores_now() < model.device.compute_units:
         return 1
     return max((n for n in model.steps_at_once(sequence) if n <= most), default=1)
@@ -262,12 +262,12 @@ def _sample(
     processor: LogitsProcessor | None,
     last: Sequence[int] = (),
 ) -> Callable[[], list[int]]:
-    """Enqueues the choice of the next token and the reading of its id; the function returned waits for this one id.
+    """Enqueues choosing the next token and reading the id. The returned function waits for the id.
 
-    last: the token that the sequence does not have yet.
+    last: the token missing in the sequence so far.
     """
     if matcher is not None:
-        model.device.flush()  # it computes the step while the host computes the mask
+        model.device.flush()  # the device computes the step while the host computes the mask
         model.sampler.bias.allow({0: matcher.mask()})
     if processor is not None:
         process_logits(model, 0, processor, [*sequence.token_ids, *last])
@@ -278,7 +278,7 @@ def _sample(
 def _decode(
     model: Model, sequence: SequenceState, n: int, on_logprob: Callable[[LogProb | None], None]
 ) -> Callable[[], list[int]]:
-    """Enqueues n steps, one where the cache has no room for more; the function returned waits for their ids."""
+    """Enqueues n steps, or one if the cache lacks room for n. The returned function waits for the ids."""
     try:
         wait = model.decode_and_sample(sequence, n)
     except OutOfDeviceMemoryError:
@@ -291,8 +291,8 @@ def _decode(
 def _sampled(
     model: Model, sequence: SequenceState, wait: Callable[[], list[int]], on_logprob: Callable[[LogProb | None], None]
 ) -> Callable[[], list[int]]:
-    """Right after the choice of tokens whose ids `wait` returns: enqueues the reading of the log-probability, where
-    that of the one token is wanted. The function returned waits for the ids.
+    """Enqueues reading the token's log-probability, if wanted, right after the choice of tokens. `wait` returns the
+    ids. The returned function waits for the ids, too, and checks them.
     """
     logprobs = None if sequence.sampling.logprobs is None else model.logprobs(sequence)
 
@@ -308,7 +308,7 @@ def _sampled(
 
 
 class NoText:
-    """Detokenizer of a model without a tokenizer (random weights): its tokens have no text."""
+    """Detokenizer for a model without a tokenizer (random weights): tokens have no text."""
 
     def push(self, token_id: int) -> str:
         return ""
@@ -318,12 +318,12 @@ class NoText:
 
 
 class PieceWriter:
-    """Makes a Piece of each token of one answer: its text, its time, and whether it is the last.
+    """Makes a Piece for each token in an answer: text, time, and whether the token is the last.
 
-    Text goes out as soon as no later token can change it: whole characters, and nothing that may become a stop string.
+    Text goes out as soon as no later token can change it: whole characters, and no possible start of a stop string.
 
-    n_tokens: with which the answer ends at the latest. stats: those of the answer, once it has ended. shown: the text
-    is what people are shown, if that is another one than the model writes.
+    n_tokens: the answer's largest length. stats: returns the answer's statistics at the end. shown: the pieces have the
+    text for people, if it differs from the model's text.
     """
 
     def __init__(
@@ -336,19 +336,19 @@ class PieceWriter:
         *,
         shown: bool = False,
     ):
-        exact = options.to_match is not None  # its first space was chosen as part of what matches
+        exact = options.to_match is not None  # the first space is part of the match
         self._detokenizer = tokenizer.detokenizer(as_it_is=exact) if tokenizer else NoText()
         self._shown = ShownText.of(tokenizer) if tokenizer and shown and not exact else None
         self._matcher = StopMatcher(options.stop)
         self._eos = tokenizer.eos_token_ids if tokenizer and not options.ignore_eos else frozenset()
         self._stops = frozenset(options.stop_token_ids)
-        self._n_before_end = options.min_tokens  # tokens that still come before one may end the answer
+        self._n_before_end = options.min_tokens  # tokens left before a token may end the answer
         self._left = n_tokens
         self._recorder = recorder
         self._stats = stats
 
     def push(self, token: int, logprob: LogProb | None = None, *, together: bool = False) -> Piece:
-        """together: the token arrived with the one before."""
+        """Makes the next piece. together: the token arrived with the token before."""
         tbt_ms = self._recorder.token(together=together)
         self._left -= 1
         may_end, self._n_before_end = self._n_before_end <= 0, self._n_before_end - 1
@@ -385,7 +385,7 @@ def pieces(
     matcher: Matcher | None = None,
     shown: bool = False,
 ) -> Generator[Piece, None, None]:
-    """Yields a Piece a token; the last one says why it is the last and has the statistics. shown: as of PieceWriter."""
+    """Yields a Piece a token; the last piece has the finish reason and the statistics. shown: see PieceWriter."""
     kept = model.cache.kept(sequence, reusable_prefix(sequence, prompt))
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - kept)
     decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
@@ -448,7 +448,7 @@ def pieces(
 
 
 def collect(prompt: Sequence[int], stream: Iterable[Piece]) -> Generation:
-    """The whole answer of a stream of pieces."""
+    """Joins a stream of pieces into a whole answer."""
     parts = list(stream)
     last = parts[-1] if parts else None
     if last is None or last.finish_reason is None or last.stats is None:

@@ -1,4 +1,4 @@
-"""LLM: what a Python user holds. Streaming, conversations, logits, measuring."""
+"""LLM, the object for Python users: streaming, conversations, logits, measuring."""
 
 from __future__ import annotations
 
@@ -46,8 +46,9 @@ class LLM(PromptReader, SpeedTests):
 
     config, tokenizer (`has_tokenizer`: not with random weights), device, model_name, dtype, kv_dtype, max_context
     (tokens), load_ms.
-    One thing at a time: the next call of the thread that reads an answer ends what could still come of it. For other
-    threads the model is busy until the answer ends, is closed or is collected: UsageError, or with wait=True they wait.
+    A model runs a single call at a time. If a thread is reading an answer, the thread's next call ends the answer. For
+    other threads the model is busy until the answer ends, is closed or is collected: they get UsageError, or wait with
+    wait=True.
     """
 
     def __init__(self, name: str, model: Model, dtype: str, kv_dtype: str):
@@ -59,14 +60,14 @@ class LLM(PromptReader, SpeedTests):
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
-        self.sampling_defaults: dict[str, float] = {}  # what the checkpoint recommends; `llmcl chat` takes it
+        self.sampling_defaults: dict[str, float] = {}  # the checkpoint's recommendation; used by `llmcl chat`
         self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
         self._grammars: Grammars | None = None
         self._scores: TextScores | None = None
         self._kept = KeptBatch()
         self.device.spares.add(self._kept)
-        self.sequence = model.cache.sequence()  # where everything goes that is no conversation
+        self.sequence = model.cache.sequence()  # for all texts outside conversations
 
     def __repr__(self) -> str:
         place = "closed" if self._model is None else f"on {self.device.name}"
@@ -77,7 +78,7 @@ class LLM(PromptReader, SpeedTests):
 
     @property
     def model(self) -> Model:
-        """The weights, the KV cache and the kernels. Raises UsageError once they were given back by `close`."""
+        """The weights, the KV cache and the kernels. Raises UsageError after `close`."""
         if (model := self._model) is None:
             raise self.leases.closed_error()
         return model
@@ -129,24 +130,25 @@ class LLM(PromptReader, SpeedTests):
         wait: bool = False,
         begin: Begin | None = None,
     ) -> Lease[Piece] | Generator[tuple[int, Piece], None, None]:
-        """Yields a Piece for each token as it is made; closing the generator stops the work.
+        """Yields a Piece for each token as soon as it is there; closing the generator stops the work.
 
-        prompt: text, messages [{"role": ..., "content": ...}], or token ids. Of a list of prompts the answers are made
-        at the same time, in an `engine`, and yield (index of the prompt, piece); sequence and begin are for one.
-        Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its `logprob`.
-        stop: strings that end the answer and are not part of it. stop_token_ids: further tokens that end it.
-        min_tokens: before so many neither these nor an end-of-text token end it; ignore_eos: the latter never.
-        schema, regex, grammar, choices: what the answer is to match, one of them (`llmcl.grammar.Grammar.of`);
-        max_tokens may cut it before. logits_processor(token_ids, logits) -> logits: a function that changes the logits
-        before each token is chosen (engine/logits_processor.py); they are read from the device and written back. n: so
-        many answers to the prompt, which yield as those to a list do; seed counts up from one to the next. raw: no chat
-        template. sequence: the place in the KV cache to go on from (a conversation's); None: an empty context.
-        progress(what, done, total): called while the prompt is read, with its tokens; reading waits for the device a
-        few times more. wait: until no other thread generates. begin: for conversations, called with what makes the
-        answer once nothing else is under way.
+        prompt: text, messages [{"role": ..., "content": ...}], or token ids. For a list of prompts, an `engine`
+        generates the answers at the same time and yields (prompt index, piece); sequence and begin are for a single
+        prompt. Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its
+        `logprob`. stop: strings that end the answer and are not part of the answer. stop_token_ids: further tokens that
+        end the answer. min_tokens: in the first min_tokens tokens, no stop token or end-of-text token ends the answer.
+        ignore_eos: no end-of-text token ever ends the answer. schema, regex, grammar, choices: a constraint for the
+        answer, at most one (`llmcl.grammar.Grammar.of`); max_tokens may cut the answer before it matches.
+        logits_processor(token_ids, logits) -> logits: a function that changes the logits before each token is chosen
+        (engine/logits_processor.py); the logits are read from the device and written back. n: number of answers to the
+        prompt; they yield like a list's answers, with seed, seed + 1, and so on. raw: no chat template. sequence: a
+        conversation's sequence in the KV cache, to be continued; None: an empty context. progress(what, done, total):
+        called while the prompt is read, with token counts; reading then waits for the device a few times more. wait:
+        waits until no other thread generates. begin: for conversations, called with the function that generates the
+        answer, once no other call is under way.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
-        out of range, or where another thread generates.
+        out of range, or if another thread generates.
         """
         options = AnswerOptions(
             max_tokens,
@@ -169,7 +171,7 @@ class LLM(PromptReader, SpeedTests):
             grammar=grammar,
             choices=choices,
             logits_processor=logits_processor,
-        )  # its errors, and those of the ids, now and not at the first token
+        )  # raises errors now, not at the first token
         check_function("progress", progress)
         check_function("begin", begin)
         if not isinstance(sequence, SequenceState | None):
@@ -208,18 +210,18 @@ class LLM(PromptReader, SpeedTests):
 
     @property
     def grammars(self) -> Grammars:
-        """What compiles a schema, an expression or a grammar for this model, and keeps what it compiled."""
+        """The compiler for schemas, expressions and grammars for this model. It keeps compiled grammars."""
         if self._grammars is None:
             self._grammars = Grammars(self._tokenizer, self.config.vocab_size)
         return self._grammars
 
     def compiled(self, options: AnswerOptions) -> CompiledGrammar | None:
-        """What the answer is to match, compiled. Raises UsageError where that is refused."""
+        """Returns the compiled grammar for the answer, or None. Raises UsageError for a refused grammar."""
         grammar = options.to_match
         return None if grammar is None else self.grammars.compile(grammar)
 
     def check_prompt(self, ids: list[int]) -> None:
-        """Raises UsageError, ContextLengthError for token ids that no answer can be made to."""
+        """Raises UsageError or ContextLengthError if the token ids cannot be a prompt."""
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(ids) > self.max_context:
@@ -237,7 +239,7 @@ class LLM(PromptReader, SpeedTests):
     def generate(self, prompt: Sequence[Prompt], **options: Unpack[AnswerSettings]) -> list[Generation]: ...
 
     def generate(self, prompt: Prompt | Sequence[Prompt], **options: Any) -> Generation | list[Generation]:
-        """The whole answer at once, or a list of them with n or a list of prompts; arguments as in `stream`."""
+        """Returns the whole answer, or a list of answers with n or a list of prompts; arguments as in `stream`."""
         n = options.pop("n", None)
         if n is not None or are_prompts(prompt):
             wait, progress = options.pop("wait", False), options.pop("progress", None)
@@ -262,17 +264,18 @@ class LLM(PromptReader, SpeedTests):
         wait: bool = False,
         progress: Progress | None = None,
     ) -> Engine:
-        """Opens an engine, which makes answers to many requests at the same time with the weights of this model.
+        """Opens an engine, which answers many requests at the same time with the weights of this model.
 
-        max_sequences: texts that a step extends. max_step_tokens: tokens of a step, those of prompts included: fewer
-        disturb running answers less, more read prompts faster; None: a choice for the device. max_context: tokens of
-        prompt and answer; None: the model's own. kv_page_tokens, kv_pages: as of `load`; the pages are for all texts
-        together, None: enough for max_sequences of max_context tokens. batch_invariant: a request gets the same ids
-        alone as beside others, in whatever chunks its prompt is read and however often it is preempted; slower. Without
-        it a model that was loaded with prompt_lookup or draft_model drafts for a text that is alone in its step, with
-        prompt_lookup for several texts, too. progress: called while kernels are compiled. wait: as in `stream`.
+        max_sequences: most texts in a step. max_step_tokens: most tokens in a step, prompt tokens included: few tokens
+        disturb running answers less, many tokens read prompts faster; None: a choice for the device. max_context:
+        tokens in prompt and answer; None: the model's context. kv_page_tokens, kv_pages: as in `load`; all texts share
+        the pages, None: enough for max_sequences texts with max_context tokens. batch_invariant: a request gets the
+        same ids alone and beside other requests, with any chunks of the prompt and any number of preemptions; slower.
+        Without batch_invariant, a model loaded with prompt_lookup or draft_model drafts for a text alone in its step,
+        and with prompt_lookup for several texts, too. progress: called while kernels are compiled. wait: as in
+        `stream`.
 
-        Raises UsageError for sizes out of range, or where another thread generates; OutOfDeviceMemoryError.
+        Raises UsageError for sizes out of range, or if another thread generates; OutOfDeviceMemoryError.
         """
         sizes = {"max_sequences": max_sequences, "kv_page_tokens": kv_page_tokens}
         optional = {"max_step_tokens": max_step_tokens, "max_context": max_context, "kv_pages": kv_pages}
@@ -289,8 +292,10 @@ class LLM(PromptReader, SpeedTests):
         return self._open(batch, wait, progress)
 
     def _open(self, sizes: BatchSizes, wait: bool, progress: Progress | None, *, keep: bool = False) -> Engine:
-        """keep: the batch, which may have more places, stays with the model once the engine is closed. Otherwise one
-        that was kept goes back, and a new one is given up.
+        """Opens an engine on a kept batch or a new batch.
+
+        keep: the batch may have more slots than asked for, and stays with the model once the engine is closed.
+        Otherwise a batch kept before goes back to the model, and a new batch is freed.
         """
         ready: ReadyBatch | None = None
 
@@ -332,7 +337,7 @@ class LLM(PromptReader, SpeedTests):
     def _stream_each(
         self, prompt: Any, n: int | None, options: dict[str, Any], wait: bool, progress: Progress | None
     ) -> tuple[list[Question], Generator[tuple[int, Piece], None, None]]:
-        """Opens an engine for the answers to a list of prompts, or for n answers to one, and checks what is asked."""
+        """Opens an engine for a list of prompts, or for n answers to a single prompt, and checks the request."""
         check_function("progress", progress)
         if n is not None:
             check_whole("n", n)
@@ -359,18 +364,18 @@ class LLM(PromptReader, SpeedTests):
         return questions, pieces()
 
     def chat(self, *, on_full: str = "error") -> Chat:
-        """A conversation that keeps its KV cache from turn to turn.
+        """Opens a conversation, which keeps a KV cache from turn to turn.
 
-        on_full: what happens when the context is full. "error" raises ContextLengthError, "drop" drops the oldest
-        turns and keeps the system prompt.
+        on_full: for a full context, "error" raises ContextLengthError, "drop" drops the oldest turns and keeps the
+        system prompt.
         """
         return Chat(self, on_full=on_full)
 
     def logits(self, token_ids: Sequence[int], *, wait: bool = False) -> np.ndarray:
-        """Logits after every token of a text: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation.
+        """Returns the logits after each token: token_ids int [n_tokens] -> float32 [n_tokens, vocab], for evaluation.
 
-        Raises UsageError for no ids or ids that the vocabulary lacks, ContextLengthError for more than the context,
-        DeviceError for logits that are no numbers. wait: as in `stream`.
+        Raises UsageError for no ids or ids outside the vocabulary, ContextLengthError for more ids than the context,
+        DeviceError for logits without probabilities (NaN or infinite). wait: as in `stream`.
         """
         if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
@@ -385,8 +390,8 @@ class LLM(PromptReader, SpeedTests):
         return self.leases.call(work, wait=wait)
 
     def logprobs(self, token_ids: Sequence[int], *, top: int = 0, wait: bool = False) -> list[LogProb]:
-        """The log-probability of each token of a text but the first, after the tokens before it, and of the `top`
-        (0 to 20) most likely ones in its place. The logits stay on the device. Raises as `logits`. wait: likewise.
+        """Returns the log-probability of each token in a text except the first, after the tokens before it, together
+        with the `top` (0 to 20) most likely tokens. The logits stay on the device. Errors and wait: as in `logits`.
         """
         if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
@@ -406,13 +411,13 @@ class LLM(PromptReader, SpeedTests):
         system_prompt: str | None = None,
         wait: bool = False,
     ) -> list[float]:
-        """The log-probability of each answer after the prompt: the sum over the answer's tokens. The largest is the
-        most likely answer; divide by the number of tokens to compare answers of different lengths.
+        """Returns the log-probability of each answer after the prompt: the sum over the answer's tokens. The largest is
+        the most likely answer. To compare answers with different lengths, divide by the token count.
 
-        prompt, raw, system_prompt, wait: as in `stream`. answers: texts or token ids; the end-of-text token counts if
-        an answer has it. The prompt is read once for all of them.
+        prompt, raw, system_prompt, wait: as in `stream`. answers: texts or token ids; an end-of-text token counts if
+        the answer has one. The prompt is read once for all answers.
 
-        Raises UsageError for an answer without tokens, ContextLengthError for one that does not fit after the prompt.
+        Raises UsageError for an answer without tokens, ContextLengthError for an answer too long after the prompt.
         """
         check_answers(answers)
         ids = self.encode(prompt, raw=raw, system_prompt=system_prompt, most=self.max_context)
@@ -433,13 +438,13 @@ class LLM(PromptReader, SpeedTests):
         return self._scores
 
     def reset(self, *, wait: bool = False) -> None:
-        """Ends what this thread generates; what comes next starts with an empty context. wait: as in `stream`."""
+        """Ends this thread's answer; the next answer starts with an empty context. wait: as in `stream`."""
         self.leases.call(self.clear, wait=wait)
 
     def close(self) -> None:
-        """Ends what is generated, after its step, and gives the device's memory back; then nothing can be generated.
+        """Ends all answers after the current step, and frees the device's memory. No call can generate afterwards.
 
-        Another thread that reads an answer gets UsageError.
+        A thread still reading an answer gets UsageError.
         """
         self.leases.close()
         self._kept.close()
