@@ -1,4 +1,4 @@
-"""The options of an answer by their names and types, for type checkers: `LLM.stream` says what they mean."""
+"""Names and types of answer options, for type checkers. `LLM.stream` describes the options."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmcl.progress import Progress
 
 
 class AnswerSettings(TypedDict, total=False):
-    """The keyword arguments of `LLM.generate`, which are those of `LLM.stream`."""
+    """The keyword arguments of `LLM.generate`; `LLM.stream` takes the same."""
 
     max_tokens: int
     temperature: float
@@ -41,7 +41,7 @@ class AnswerSettings(TypedDict, total=False):
 
 
 class StreamSettings(AnswerSettings, total=False):
-    """The keyword arguments of `LLM.stream`; the two more are for conversations."""
+    """The keyword arguments of `LLM.stream`; sequence and begin are for conversations."""
 
     sequence: SequenceState | None
     begin: Begin | None

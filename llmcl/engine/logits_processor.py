@@ -1,7 +1,7 @@
-"""Logits that a user's function changes on the host before a token is chosen.
+"""Lets a user's function change the logits on the host before a token is chosen.
 
-It is the one option that moves more than 4 bytes a token between the device and the host: the logits are read and
-written back, 4 bytes each for every token of the vocabulary, both ways. `Device.traffic` counts them.
+Only a logits processor moves more than 4 bytes a token between device and host: the logits are read and written back,
+4 bytes for every token in the vocabulary, both ways. `Device.traffic` counts the bytes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from llmcl.errors import UsageError, one_line, shown
 from llmcl.models.model import Model
 
 LogitsProcessor = Callable[[npt.NDArray[np.int64], npt.NDArray[np.float32]], npt.NDArray[Any]]
-"""(token_ids int64 [n], logits float32 [vocab]) -> logits [vocab], which may be the array it got, changed.
+"""(token_ids int64 [n], logits float32 [vocab]) -> logits [vocab]: a new array, or the argument changed in place.
 
 token_ids: the text so far, prompt included. -inf rules a token out.
 """
 
 
 def process_logits(model: Model, row: int, processor: LogitsProcessor, token_ids: Sequence[int]) -> None:
-    """Has the processor change a row of `act.logits` between a step and the choice of its token.
+    """Lets the processor change a row of `act.logits` between a step and choosing the token.
 
-    Raises UsageError where the processor fails or what it returns are no logits.
+    Raises UsageError if the processor fails or does not return logits.
     """
     device, vocab_size, logits = model.device, model.config.vocab_size, model.act.logits
     at = 4 * vocab_size * row
@@ -34,7 +34,7 @@ def process_logits(model: Model, row: int, processor: LogitsProcessor, token_ids
 
 
 def processed(processor: LogitsProcessor, token_ids: Sequence[int], logits: np.ndarray) -> np.ndarray:
-    """What the processor makes of the logits, float32 [vocab], checked. Raises as `process_logits`."""
+    """Returns the changed logits, float32 [vocab], after checks. Raises the errors of `process_logits`."""
     ids, n = np.array(token_ids, np.int64), logits.size
     try:
         changed = processor(ids, logits)

@@ -1,4 +1,4 @@
-"""What a prompt may be, and the token ids that it has."""
+"""Kinds of prompts, and how they become token ids."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def is_list(prompt: object) -> TypeGuard[Sequence[Any]]:
 
 
 def are_ids(prompt: object) -> TypeGuard[Sequence[int]]:
-    """Whether it is a list or an array of token ids."""
+    """Returns whether `prompt` is a list or an array of token ids."""
     return is_list(prompt) and all(issubclass(kind, (int, np.integer)) for kind in {*map(type, prompt)})
 
 
@@ -42,7 +42,7 @@ def is_chat(prompt: Any, *, raw: bool) -> bool:
 
 
 def check_answers(answers: object) -> None:
-    """Raises UsageError unless it is a list of texts and lists of token ids."""
+    """Raises UsageError unless `answers` is a list of texts and lists of token ids."""
     if not is_list(answers) or not len(answers):
         raise UsageError(f"answers is {shown(answers)}; expected a list of texts, or of lists of token ids")
     for i, answer in enumerate(answers):
@@ -51,7 +51,7 @@ def check_answers(answers: object) -> None:
 
 
 class PromptReader:
-    """Makes token ids of prompts for one model. model_name: for messages."""
+    """Turns prompts into token ids for a model. model_name: for messages."""
 
     def __init__(self, model_name: str):
         self.model_name = model_name
@@ -77,9 +77,9 @@ class PromptReader:
     def encode(
         self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None, most: int | None = None
     ) -> list[int]:
-        """Token ids of a prompt: text (through the chat template unless `raw` or there is none), messages, or ids.
+        """Returns a prompt's token ids. A text goes through the chat template, if there is one, unless `raw`.
 
-        most: tokens that there is room for; ContextLengthError for a text that has more for certain.
+        most: room in tokens. Raises ContextLengthError for a text with certainly more tokens.
         """
         if not isinstance(prompt, str) and not is_list(prompt):
             raise UsageError(
@@ -97,10 +97,10 @@ class PromptReader:
     def encode_answers(
         self, prompt: Prompt, answers: Sequence[str | Sequence[int]], *, raw: bool, system_prompt: str | None
     ) -> list[list[int]]:
-        """Token ids of answers as they follow the ids of the prompt.
+        """Returns the token ids of answers as they follow the prompt's ids.
 
-        A text is cut into tokens together with the prompt, so that a space or a byte at the border is where the model
-        has learnt to put it. If the border lies within a token, or the prompt is token ids, the answer is cut alone.
+        A text is cut into tokens together with the prompt: a space or a byte at the border then lies as in training. If
+        the border lies within a token, or the prompt is token ids, the answer is cut alone.
         """
         before: list[int] = []
         start, adds_bos = "", False

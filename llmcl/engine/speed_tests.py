@@ -1,4 +1,4 @@
-"""llama-bench's tests of one text: how fast a model reads tokens, and decodes them without sampling."""
+"""llama-bench's tests for a single text: how fast a model prefills, and decodes without sampling."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from llmcl.runtime.device import Device
 
 
 class SpeedTests:
-    """The part of `LLM` that measures."""
+    """The measuring methods of `LLM`."""
 
     config: ModelConfig
     device: Device
@@ -32,17 +32,17 @@ class SpeedTests:
         raise NotImplementedError
 
     def clear(self) -> None:
-        """Within a turn: what comes next starts with an empty context."""
+        """Empties the context; call it within a turn."""
         self.model.cache.truncate(self.sequence, 0)
 
     @property
     def weight_bytes_per_token(self) -> int:
-        """Bytes of weights that a decode step reads."""
+        """Weight bytes read by a decode step."""
         return self.model.weights.decode_bytes()
 
     @property
     def kv_bytes_per_position(self) -> int:
-        """Bytes of the KV cache that a decode step reads for each position it attends to."""
+        """KV cache bytes read by a decode step for each attended position."""
         return kv_bytes_per_position(self.config, self.kv_dtype)
 
     def bench_prefill(self, n_tokens: int) -> float:

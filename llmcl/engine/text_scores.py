@@ -1,4 +1,4 @@
-"""How likely a model finds a text: log-probabilities of its tokens, and of answers after a prompt."""
+"""Scores how likely a text is for a model: log-probabilities of tokens, and of answers after a prompt."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmcl.ops.logprobs import LogProb
 
 
 class TextScores:
-    """Scores texts in one sequence of a model, which is emptied first. The logits stay on the device."""
+    """Scores texts in a model's sequence, emptied first. The logits stay on the device."""
 
     def __init__(self, model: Model, sequence: SequenceState):
         self._model = model
@@ -21,7 +21,7 @@ class TextScores:
         self._scoring = Scoring(model)
 
     def logprobs(self, ids: Sequence[int], top: int) -> list[LogProb]:
-        """The log-probability of each token but the first, with `top` alternatives."""
+        """Returns the log-probability of each token except the first, with `top` alternatives."""
         if len(ids) < 2:
             return []
         self._model.cache.truncate(self._sequence, 0)
@@ -30,9 +30,9 @@ class TextScores:
         return scored
 
     def answers(self, prompt: Sequence[int], answers: Sequence[Sequence[int]]) -> list[float]:
-        """The log-probability of each answer after the prompt, the sum of its tokens'.
+        """Returns the log-probability of each answer after the prompt: the sum over the answer's tokens.
 
-        The prompt is read once; recurrent layers go back to their last snapshot of it. The answers are enqueued one
+        The prompt is read once; recurrent layers go back to the prompt's last snapshot. The answers are enqueued one
         after the other, and the host waits at the end.
         """
         model, sequence, n_read = self._model, self._sequence, len(prompt) - 1
