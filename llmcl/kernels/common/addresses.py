@@ -20,6 +20,6 @@ def addresses_of(device: Device, buffers: Iterable[Buffer]) -> dict[int, int]:
         args: list[KernelArg] = [table, np.int32(i), buffer]
         launch = device.launch("common/store_address.cl", "store_address", {}, args, groups=(1,), local=(1,))
         launch.share_kernel().enqueue()
-    found = device.read(table, np.int64, (len(distinct),))
+    addresses = device.read(table, np.int64, (len(distinct),))
     table.release()
-    return dict(zip(map(id, distinct), found.tolist(), strict=True))
+    return dict(zip(map(id, distinct), addresses.tolist(), strict=True))

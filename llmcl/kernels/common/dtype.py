@@ -47,7 +47,7 @@ def kernel_name(dtype: str) -> str:
 
 def dtype_of_kernel(name: str) -> str:
     """Returns the dtype for a kernel name: the inverse of `kernel_name`."""
-    return next((dtype for dtype, own in KERNEL_NAMES.items() if own == name), name)
+    return next((dtype for dtype, kernel_dtype in KERNEL_NAMES.items() if kernel_dtype == name), name)
 
 
 def tile_bytes(k: int, dtype: str) -> int:

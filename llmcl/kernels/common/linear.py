@@ -181,8 +181,8 @@ class LinearDecode(ProductImplementation):
         self, device: Device, product: Product, x: Buffer, step: StepState, norm: Buffer | None, eps: float
     ) -> Launch:
         assert isinstance(product.out, Buffer)
-        own, groups, local = self.size(device, product)
-        constants = {**product.constants(), "NORM": norm is not None, "EPS": float(eps), **own}
+        size_constants, groups, local = self.size(device, product)
+        constants = {**product.constants(), "NORM": norm is not None, "EPS": float(eps), **size_constants}
         constants, sizes = self.with_arguments(constants)
         inputs = [x, x if norm is None else norm]
         args: list[KernelArg] = [product.part.buffer, *inputs, product.out, step.state, product.first_row, *sizes]
@@ -218,9 +218,9 @@ class LinearOfRows(ProductImplementation):
     def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
         """Returns the launches. x must be in the layout named by `activation_layout`."""
         weight, layout = product.weight, x.layout if isinstance(x, PackedActivations) else None
-        own, groups, local = self.size(device, product, layout)
+        size_constants, groups, local = self.size(device, product, layout)
         constants, sizes = self.with_arguments(
-            {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **own}
+            {**product.constants(), "OUT_STRIDE": weight.rows // product.tiles_at_once, **size_constants}
         )
         buffers = [rows.buffer if isinstance(rows, PackedActivations) else rows for rows in (x, product.out)]
         args: list[KernelArg] = [product.part.buffer, *buffers, step.state, product.first_row, *sizes]

@@ -37,8 +37,8 @@ class Mods:
     @property
     def arrays(self) -> tuple[tuple[str, str], ...]:
         """Returns the type and name of each array argument, in order."""
-        own = (array for mod in (self.score, self.mask) if mod is not None for array in mod.arrays)
-        return *(("int", name) for name in self.tables), *own
+        mod_arrays = (array for mod in (self.score, self.mask) if mod is not None for array in mod.arrays)
+        return *(("int", name) for name in self.tables), *mod_arrays
 
     @property
     def per_sequence(self) -> bool:
@@ -102,8 +102,8 @@ def one_of(choices: Sequence[Mods]) -> str:
     functions = "".join(sorted({mods.mask.helpers for mods in choices if mods.mask is not None}))
     calls: dict[str, list[str]] = {"score_mod": [], "mask_mod": [], "mask_block": []}
     for i, mods in enumerate(choices):
-        own = "".join(map(_parameter, mods.arrays))
-        given = "".join(f", {name}" for _, name in arrays[i])
+        parameters = "".join(map(_parameter, mods.arrays))
+        arguments = "".join(f", {name}" for _, name in arrays[i])
         parts: list[tuple[str, str, str, str]] = []
         if mods.score is not None:
             parts.append(("score_mod", f"const float score, {INPUTS}", mods.score.body, "float"))
@@ -111,9 +111,9 @@ def one_of(choices: Sequence[Mods]) -> str:
             parts.append(("mask_mod", INPUTS, mods.mask.body, "int"))
             parts.append(("mask_block", BLOCK_INPUTS, mods.mask.block, "int"))
         for name, inputs, body, kind in parts:
-            functions += _function(f"{name}_rules{i}", inputs, body, kind, own)
+            functions += _function(f"{name}_rules{i}", inputs, body, kind, parameters)
             names = ", ".join(word.rpartition(" ")[2] for word in inputs.split(", "))
-            calls[name].append(f"if (rules == {i}) return {name}_rules{i}({names}{given});")
+            calls[name].append(f"if (rules == {i}) return {name}_rules{i}({names}{arguments});")
     bodies = {name: " ".join(of_name) for name, of_name in calls.items()}
     flags = _by_sequence(choices)
     if calls["score_mod"]:

@@ -49,10 +49,10 @@ class StepState:
         self.max_tokens = max_tokens
         self.n_pages = n_pages
         self.n_sequences = n_sequences
-        own = N_SLOTS + n_pages  # slots per sequence
+        slots = N_SLOTS + n_pages  # slots per sequence
         before = N_STEP_SLOTS + max_tokens if before is None else before
         self._before = before if n_sequences else 0
-        self.state = device.zeros(4 * (before + n_sequences * own if n_sequences else own), "step state")
+        self.state = device.zeros(4 * (before + n_sequences * slots if n_sequences else slots), "step state")
         self.tokens = device.zeros(4 * max_tokens, "step tokens")
         self.sampled = device.zeros(4 * RING * max(1, n_sequences), "sampled tokens")
         self.host_sampled = device.pinned(RING * max(1, n_sequences))
@@ -63,7 +63,7 @@ class StepState:
         self._snapshot: tuple[int, int] | None = (0, 0)  # as written to the device
         self._rows: list[int] = []
         self.constants: dict[str, object] = {**CONSTANTS}
-        self.layout = np.array([before, own, n_sequences], np.int32)  # the contents of the slots from RECORDS on
+        self.layout = np.array([before, slots, n_sequences], np.int32)  # the contents of the slots from RECORDS on
         if n_sequences:
             self._device.write(self.state, self.layout, 4 * RECORDS)
             self.constants |= {"RECORDS": RECORDS, "RECORD_SLOTS": RECORD_SLOTS, "STATE_ROWS": N_STEP_SLOTS}
@@ -185,10 +185,10 @@ class StepState:
         """Returns a named scratch buffer. Allocates it on first use. The size must not grow in later calls."""
         if name not in self._scratch:
             self._scratch[name] = self._device.alloc(nbytes, name)
-        found = self._scratch[name]
-        if found.nbytes < nbytes:
-            raise ValueError(f"working memory {name!r} has {found.nbytes} bytes; {nbytes} were asked for")
-        return found
+        buffer = self._scratch[name]
+        if buffer.nbytes < nbytes:
+            raise ValueError(f"working memory {name!r} has {buffer.nbytes} bytes; {nbytes} were asked for")
+        return buffer
 
     @property
     def scratch_bytes(self) -> int:

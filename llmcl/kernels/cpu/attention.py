@@ -77,8 +77,8 @@ class CpuAttentionDecode(AttentionDecode):
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
         rows = shape.group_size
-        own = tile_constants(rows, block_n, dv_tile_for(shape.head_dim, rows))
-        return own | _dot_constant(device, shape), 1
+        constants = tile_constants(rows, block_n, dv_tile_for(shape.head_dim, rows))
+        return constants | _dot_constant(device, shape), 1
 
 
 class CpuAttentionPrefill(AttentionPrefill):

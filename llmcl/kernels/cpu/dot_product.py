@@ -80,8 +80,8 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
             lasts_s = min(lasts_s, LASTS_S[verdict])
         return str(NONE), lasts_s
 
-    found = remembered("dot_product", entry, wanted.name, read_source(PROBE), answer=answer)
-    return next((form for form in forms if str(form) == found), NONE)
+    fastest = remembered("dot_product", entry, wanted.name, read_source(PROBE), answer=answer)
+    return next((form for form in forms if str(form) == fastest), NONE)
 
 
 def dot_form(device: Device) -> int:

@@ -56,17 +56,17 @@ class CpuExpertsPrefill(ExpertsPrefill):
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         if dot := _dot(device, product.part.dtype, product.weight.exact_activations):
-            own = {"DOT": dot, "TILE_TOKENS": INT8_TILE_TOKENS[dot], "TILE_COLS": product.tiles_at_once}
+            constants = {"DOT": dot, "TILE_TOKENS": INT8_TILE_TOKENS[dot], "TILE_COLS": product.tiles_at_once}
         else:
-            own = float_constants(device, product.tiles, product.tiles_at_once)
-            own |= {"PACKED": product.part.dtype in WITH_MINIMUM, "MOST_TOKENS": BLOCK_ROWS}
-        units, n_experts, top_k = product.tiles // own["TILE_COLS"], product.weight.n_experts, product.top_k
+            constants = float_constants(device, product.tiles, product.tiles_at_once)
+            constants |= {"PACKED": product.part.dtype in WITH_MINIMUM, "MOST_TOKENS": BLOCK_ROWS}
+        units, n_experts, top_k = product.tiles // constants["TILE_COLS"], product.weight.n_experts, product.top_k
 
         def groups(n: int) -> tuple[int, int]:
             blocks = block_count(n, n_experts, top_k)
             return min(units, -(-GROUPS_PER_CORE * device.compute_units // blocks)), blocks
 
-        return own, groups, (1, 1)
+        return constants, groups, (1, 1)
 
     def kernel_file(self, device: Device, product: ExpertProduct) -> str:
         is_packed = _dot(device, product.part.dtype, product.weight.exact_activations)
@@ -119,6 +119,6 @@ def _dot(device: Device, dtype: str, exact_activations: bool) -> int:
 
 def _size(device: Device, product: ExpertProduct, units: int) -> Size:
     dtype = product.part.dtype
-    own = {"DOT": _dot(device, dtype, product.weight.exact_activations)} if dtype in QUANTIZED else {}
+    constants = {"DOT": _dot(device, dtype, product.weight.exact_activations)} if dtype in QUANTIZED else {}
     streams = min(units, device.compute_units)
-    return own, lambda n: (streams, n), (1, 1)
+    return constants, lambda n: (streams, n), (1, 1)

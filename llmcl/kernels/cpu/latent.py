@@ -34,8 +34,8 @@ class CpuLinearHeads(LinearHeads):
         return device.is_cpu
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
-        own: dict[str, object] = {"TOKENS": TOKENS}
+        constants: dict[str, object] = {"TOKENS": TOKENS}
         if part.dtype in QUANTIZED:
-            own["DOT"] = 0 if weight.exact_activations else dot_form(device)
+            constants["DOT"] = 0 if weight.exact_activations else dot_form(device)
         streams = min(part.n_tiles, device.compute_units)
-        return own, lambda n: (streams, -(-n // TOKENS)), (1, 1)
+        return constants, lambda n: (streams, -(-n // TOKENS)), (1, 1)

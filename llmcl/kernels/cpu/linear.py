@@ -157,9 +157,9 @@ class CpuLinearDecode(LinearDecode):
 
     def size(self, device: Device, product: Product) -> Size:
         exact = product.weight.exact_activations
-        own = {"DOT": 0 if exact else dot_form(device)} if product.part.dtype in QUANTIZED else {}
-        own["MOST_UNITS"] = max(LEAST_UNITS, 1 << (product.units - 1).bit_length())
-        return own, (min(product.units, device.compute_units),), (1,)
+        constants = {"DOT": 0 if exact else dot_form(device)} if product.part.dtype in QUANTIZED else {}
+        constants["MOST_UNITS"] = max(LEAST_UNITS, 1 << (product.units - 1).bit_length())
+        return constants, (min(product.units, device.compute_units),), (1,)
 
 
 class CpuLinearPrefill(LinearPrefill):
@@ -183,8 +183,12 @@ class CpuLinearPrefill(LinearPrefill):
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         if isinstance(layout, DotProductLayout):
-            own = _dot_constants(product, layout)
-            return own, lambda n: (product.part.n_tiles // own["TILE_COLS"], -(-n // PACKED_GROUP_TOKENS)), (1, 1)
+            constants = _dot_constants(product, layout)
+            return (
+                constants,
+                lambda n: (product.part.n_tiles // constants["TILE_COLS"], -(-n // PACKED_GROUP_TOKENS)),
+                (1, 1),
+            )
         return _float_size(device, product, layout)
 
 
@@ -218,10 +222,10 @@ class CpuLinearFewRows(LinearFewRows):
 
 def _float_size(device: Device, product: Product, layout: ActivationLayout | None) -> Size:
     n_tiles = product.part.n_tiles
-    own = float_constants(device, n_tiles, product.tiles_at_once)
-    columns = own["TILE_COLS"]
+    constants = float_constants(device, n_tiles, product.tiles_at_once)
+    columns = constants["TILE_COLS"]
     return (
-        {**own, "PACKED": layout is not None, "MOST_TOKENS": GROUP_TOKENS},
+        {**constants, "PACKED": layout is not None, "MOST_TOKENS": GROUP_TOKENS},
         lambda n: (n_tiles // columns, -(-n // GROUP_TOKENS)),
         (1, 1),
     )

@@ -64,6 +64,6 @@ class IntelLinearPrefill(LinearPrefill):
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         tokens = TOKENS // product.tiles_at_once
-        own = {"TOKENS": tokens, "SUB_GROUPS": SUB_GROUPS, "MATRIX": matrix_form(device.entry)}
+        constants = {"TOKENS": tokens, "SUB_GROUPS": SUB_GROUPS, "MATRIX": matrix_form(device.entry)}
         groups = -(-product.units // SUB_GROUPS)
-        return own, lambda n: (groups, -(-n // tokens)), (LANES * SUB_GROUPS, 1)
+        return constants, lambda n: (groups, -(-n // tokens)), (LANES * SUB_GROUPS, 1)

@@ -39,8 +39,8 @@ def _decode_floats(head_dim: int, group_size: int) -> tuple[int, int]:
 
 def unit_bytes(head_dim: int, group_size: int, warps: int, n_states: int) -> int:
     """Returns MEMORY_FLOATS of nvidia/attention_decode.cl in bytes. n_states: number of KV splits plus sink states."""
-    own, shared = _decode_floats(head_dim, group_size)
-    return 4 * (shared + max(warps * own, -(-2 * n_states * group_size // 4) * 4) + 4)
+    per_warp, shared = _decode_floats(head_dim, group_size)
+    return 4 * (shared + max(warps * per_warp, -(-2 * n_states * group_size // 4) * 4) + 4)
 
 
 def prompt_unit_bytes(head_dim: int, max_rows: int, warps: int) -> int:
@@ -77,8 +77,8 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
         """Picks the largest warp count (up to 4) that local memory allows (see nvidia/attention_decode.cl)."""
-        own, shared = decode_floats(shape)
-        warps = min(4, power_of_two_at_most((device.entry.local_mem_bytes // 4 - shared) // own))
+        per_warp, shared = decode_floats(shape)
+        warps = min(4, power_of_two_at_most((device.entry.local_mem_bytes // 4 - shared) // per_warp))
         return {"GROUP_SIZE": shape.group_size, "WARPS": warps}, 32 * warps
 
     def size_of_rows(
@@ -89,9 +89,9 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
         With several KV splits, a work-group gets more warps and each split covers more keys, because merging splits
         costs more time than a few more keys.
         """
-        own, shared = decode_floats(shape)
+        per_warp, shared = decode_floats(shape)
         constants, width = self.size(device, shape, block_n)
-        fits = ROWS_WARPS * own + shared <= device.entry.local_mem_bytes // 4
+        fits = ROWS_WARPS * per_warp + shared <= device.entry.local_mem_bytes // 4
         if n_splits == 1 or shape.group_size > 4 or not fits:  # in a larger group a warp needs too many accumulators
             return constants, width
         return {**constants, "WARPS": ROWS_WARPS, "SPLIT_TILES": ROWS_SPLIT_TILES}, 32 * ROWS_WARPS

@@ -51,8 +51,8 @@ def norm_link(source: KernelSource, args: Sequence[KernelArg], max_rows: int, wa
     cases default to x as a placeholder.
     """
     call = "rms_norm_unit_{kind}(group, scales, before, count, {args});"
-    own = with_constants(source, GROUP_ITEMS=WARP * warps)
-    return Link(own, [*args, args[0], args[0], args[0]], NORM_PARAMS, max_rows, call, 0, warps)
+    link_source = with_constants(source, GROUP_ITEMS=WARP * warps)
+    return Link(link_source, [*args, args[0], args[0], args[0]], NORM_PARAMS, max_rows, call, 0, warps)
 
 
 def with_arg(args: Sequence[KernelArg], i: int, arg: KernelArg) -> list[KernelArg]:

@@ -73,17 +73,17 @@ class Mixture:
 
 def mixture_at(launches: Sequence[Launch], first: int) -> Mixture | None:
     """Returns the mixture that begins at launch number `first`, or None if the launches can't be links."""
-    found: list[Launch | None] = []
+    in_turn: list[Launch | None] = []
     at = first
     for i, files in enumerate(IN_TURN):
         if at < len(launches) and is_of(launches[at], *files):
-            found.append(launches[at])
+            in_turn.append(launches[at])
             at += 1
         elif i in MAY_LACK:
-            found.append(None)
+            in_turn.append(None)
         else:
             return None
-    added, norm, router_pack, router, choose, group, pack, gate_up, down, total, next_norm = found
+    added, norm, router_pack, router, choose, group, pack, gate_up, down, total, next_norm = in_turn
     pack = pack or router_pack  # a single pack launch serves both the router and the experts if both take the same rows
     assert norm and router and choose and group and gate_up and down and total and next_norm
     if pack is None:
@@ -196,10 +196,10 @@ def _experts_link(launch: Launch, max_rows: int, warps: int, places: int, local:
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if source.constants["EPILOGUE"] == "EPILOGUE_SWIGLU" else 1
     shape = experts_shape(dtype, number_of(source, "K"), TILES, warps, at_once, local)
-    own = with_constants(source, TILES=shape.tiles, WARPS=shape.warps, STAGES=shape.stages, DEPTH=shape.depth)
+    link_source = with_constants(source, TILES=shape.tiles, WARPS=shape.warps, STAGES=shape.stages, DEPTH=shape.depth)
     n_experts, top_k = number_of(source, "N_EXPERTS"), number_of(source, "TOP_K")
     units = -(-number_of(source, "EXPERT_TILES") // shape.tiles)
     n_groups = min(places, units * block_count(max_rows, n_experts, top_k, FEW_BLOCK_ROWS))
     call = f"experts_unit_{{kind}}(group, {n_groups}, buffers, {waits}, {{args}});"
     params = EXPERTS_PARAMS if "BIAS" not in source.constants else (*EXPERTS_PARAMS, BIAS_PARAM)
-    return Link(own, launch.args, params, n_groups, call, experts_bytes(dtype, shape), 1)
+    return Link(link_source, launch.args, params, n_groups, call, experts_bytes(dtype, shape), 1)

@@ -43,8 +43,8 @@ class HopperExpertsPrefill(ExpertsPrefill):
         return (is_16_bit(dtype) or dtype in QUANTIZED) and size % 32 == 0
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        own = {"BLOCK_ROWS": self.block_rows, "INPUT": _input(product.part.dtype)}
-        return own, (device.compute_units,), (384,)
+        constants = {"BLOCK_ROWS": self.block_rows, "INPUT": _input(product.part.dtype)}
+        return constants, (device.compute_units,), (384,)
 
     def rows(self, device: Device, weight: Weight, dtype: str, step: StepState) -> ExpertRows:
         return ExpertRows(self._working_memory(device, weight, step, "slots"), _storage(dtype))
@@ -103,13 +103,13 @@ class NvidiaExpertsFewRows(ExpertsFewRows):
         is_hopper = local_bytes(device) == HOPPER_LOCAL_BYTES
         warps, local = (8, HOPPER_LOCAL_BYTES // 2) if is_hopper else (2, local_bytes(device))
         shape = experts_shape(product.part.dtype, product.weight.k, TILES, warps, product.tiles_at_once, local)
-        own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
+        constants = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
         n_experts, units = product.weight.n_experts, -(-product.tiles // shape.tiles)
 
         def groups(n: int) -> tuple[int]:
             return (min(2 * device.compute_units, units * block_count(n, n_experts, product.top_k, FEW_BLOCK_ROWS)),)
 
-        return own, groups, (32 * shape.warps,)
+        return constants, groups, (32 * shape.warps,)
 
     def in_chains(self, device: Device) -> bool:
         return local_bytes(device) == HOPPER_LOCAL_BYTES

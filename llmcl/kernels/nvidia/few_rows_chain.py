@@ -118,14 +118,14 @@ def chains(launches: Sequence[Launch], max_rows: int) -> list[list[Launch]]:
     with_attention = any(is_link and any(map(_is_attention, unit)) for is_link, unit in units)
     if max_rows > (MOST_ROWS if with_attention else MOST_ROWS_BETWEEN):
         return [[launch] for launch in launches]
-    found: list[list[Launch]] = []
+    fused: list[list[Launch]] = []
     for is_link, neighbours in groupby(units, lambda pair: pair[0]):
         of_kind = [unit for _, unit in neighbours]
         if not is_link or all(_is_attention(launch) for unit in of_kind for launch in unit):
-            found += [[launch] for unit in of_kind for launch in unit]
+            fused += [[launch] for unit in of_kind for launch in unit]
             continue
-        found.append([launch for unit in of_kind for launch in unit])
-    return found
+        fused.append([launch for unit in of_kind for launch in unit])
+    return fused
 
 
 def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[Launch]]]:
@@ -159,9 +159,9 @@ def _are_norms(launches: Sequence[Launch]) -> bool:
     """
     if len(launches) < 2 or not is_of(launches[0], ROWS_NORM) or not is_of(launches[1], NORM):
         return False
-    (given, norm), constants = launches, source_of(launches[0]).constants
+    (adds_to_x, norm), constants = launches, source_of(launches[0]).constants
     whole = constants["ROW"] == constants["HIDDEN"] == number_of(source_of(norm), "HIDDEN") and constants["ADD"] is True
-    return whole and constants["EPS"] == source_of(norm).constants["EPS"] and given.args[2] is norm.args[0]
+    return whole and constants["EPS"] == source_of(norm).constants["EPS"] and adds_to_x.args[2] is norm.args[0]
 
 
 def _is_attention(launch: Launch) -> bool:
@@ -250,11 +250,11 @@ def chained(device: Device, launches: Sequence[Launch], max_rows: int, state: St
             continue
         kind = kinds[link.key] = len(kinds)
         functions += as_function(link.source, f"_{kind}", SHARED, HEAD)
-        given = [
+        call_args = [
             f"({param})link[{LINK_INTS + i}]" if isinstance(arg, Buffer) else str(arg)
             for i, (param, arg) in enumerate(zip(link.params, link.args, strict=True))
         ]
-        call = link.call.format(kind=kind, args=", ".join(given))
+        call = link.call.format(kind=kind, args=", ".join(call_args))
         calls += f"{'else ' if kind else ''}if (kind == {kind}) {call} "
     counters, table, used = _table(device, links, [kinds[link.key] for link in links])
     constants: dict[str, object] = {
@@ -304,9 +304,9 @@ def _in_parts(links: list[Link]) -> list[Link]:
     The gated product has many work-groups, and they end at different times. With parts, the next product can begin
     before all groups have ended.
     """
-    found = [*links]
+    split = [*links]
     for i in range(len(links) - 1):
-        maker, taker = found[i : i + 2]
+        maker, taker = split[i : i + 2]
         if "GATE" not in maker.source.constants or maker.args[2] is not taker.args[1]:
             continue
         source = taker.source
@@ -318,8 +318,8 @@ def _in_parts(links: list[Link]) -> list[Link]:
         if of_a_group % step:
             continue
         parts = next(n for n in range(X_PARTS, 0, -1) if columns % (n * step) == maker.n_groups % n == 0 or n == 1)
-        found[i : i + 2] = replace(maker, parts=parts), replace(taker, source=with_constants(source, X_PARTS=parts))
-    return found
+        split[i : i + 2] = replace(maker, parts=parts), replace(taker, source=with_constants(source, X_PARTS=parts))
+    return split
 
 
 def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState) -> list[Link]:
@@ -328,9 +328,9 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
     Applies if the product's work-groups would leave every other place free. The first group adds to x. The norm adds
     the other groups' sums.
     """
-    found = [*links]
+    split = [*links]
     for i in range(len(links) - 1):
-        maker, taker = found[i : i + 2]
+        maker, taker = split[i : i + 2]
         product, norm = maker.source, taker.source
         if (product.file, norm.file) != (PRODUCT, NORM) or maker.args[2] is not taker.args[0]:
             continue
@@ -340,15 +340,15 @@ def _over_groups(links: list[Link], max_rows: int, places: int, state: StepState
         if K_PARTS * maker.n_groups > places or number_of(product, "K") % (K_PARTS * PIECE_COLUMNS):
             continue
         sums = state.scratch(f"sums of {columns} columns", 4 * (K_PARTS - 1) * MOST_ROWS * columns)
-        found[i] = replace(
+        split[i] = replace(
             maker,
             source=with_constants(product, K_PARTS=K_PARTS),
             args=with_arg(maker.args, SUMS, sums),
             n_groups=K_PARTS * maker.n_groups,
         )
-        own = with_constants(norm, PARTS=K_PARTS - 1, MAX_ROWS=max_rows)
-        found[i + 1] = replace(taker, source=own, args=with_arg(taker.args, NORM_PARTS, sums))
-    return found
+        norm_source = with_constants(norm, PARTS=K_PARTS - 1, MAX_ROWS=max_rows)
+        split[i + 1] = replace(taker, source=norm_source, args=with_arg(taker.args, NORM_PARTS, sums))
+    return split
 
 
 def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> list[Link]:
@@ -357,7 +357,7 @@ def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> l
     Among work-groups with the same tiles, the last to begin adds all sums. Uses as many column parts as the free places
     allow.
     """
-    found, words = [*links], 0
+    split_links, words = [*links], 0
     for i, link in enumerate(links):
         source = link.source
         if source.file != PRODUCT or source.constants["LEAVES"] is not True:
@@ -368,18 +368,18 @@ def _meeting(device: Device, links: list[Link], max_rows: int, places: int) -> l
         if parts == 1:
             continue
         words = max(words, 4 * WARP * (parts - 1) * blocks * number_of(source, "TILES"))
-        own: dict[str, object] = {"K_PARTS": parts, "MEETS": 1}
+        constants: dict[str, object] = {"K_PARTS": parts, "MEETS": 1}
         if i and parts == 2 and (first := _first_steps(links[i - 1], link, places)):
-            own["FIRST_STEPS"] = first
-        found[i] = replace(link, source=with_constants(source, **own), n_groups=parts * link.n_groups)
+            constants["FIRST_STEPS"] = first
+        split_links[i] = replace(link, source=with_constants(source, **constants), n_groups=parts * link.n_groups)
     if not words:
         return links
     meeting = device.alloc(4 * words, "sums of groups that share columns")
     device.fill(meeting, np.uint32(0xFFFFFFFF))  # ABSENT
-    for i, (link, before) in enumerate(zip(found, links, strict=True)):
+    for i, (link, before) in enumerate(zip(split_links, links, strict=True)):
         if link is not before:
-            found[i] = replace(link, args=with_arg(link.args, MEETING, meeting))
-    return found
+            split_links[i] = replace(link, args=with_arg(link.args, MEETING, meeting))
+    return split_links
 
 
 def _first_steps(maker: Link, taker: Link, places: int) -> int | None:
@@ -410,15 +410,15 @@ def _link(launch: Launch, max_rows: int, warps: int, places: int, local: int) ->
     if source.file == APPEND:
         tiles, heads = launch.groups(max_rows)
         call = f"rope_append_unit_{{kind}}(group / {heads}, group % {heads}, before, count, {{args}});"
-        own = with_constants(source, LOCAL_SIZE=WARP * warps)
+        kernel = with_constants(source, LOCAL_SIZE=WARP * warps)
         kv = f"__global {source.constants['KV']}_t*"
-        return Link(own, launch.args, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
-    own, shape = product_source(launch, warps, places, local)
+        return Link(kernel, launch.args, (*APPEND_PARAMS, kv, kv), tiles * heads, call, 0, 1)
+    kernel, shape = product_source(launch, warps, places, local)
     call = "few_rows_unit_{kind}(group, buffers, scales, before, count, {args});"
-    n_groups = -(-number_of(own, "N_TILES") // shape.tiles)
+    n_groups = -(-number_of(kernel, "N_TILES") // shape.tiles)
     # placeholder for the sums: no other group shares the columns
-    rows, args = number_of(own, "MAX_ROWS"), [*launch.args, launch.args[SUMS]]
-    return Link(own, args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(own), shape, rows), rows)
+    rows, args = number_of(kernel, "MAX_ROWS"), [*launch.args, launch.args[SUMS]]
+    return Link(kernel, args, PRODUCT_PARAMS, n_groups, call, group_bytes(weight_dtype(kernel), shape, rows), rows)
 
 
 def _norms_link(given: Launch, norm: Launch, max_rows: int, warps: int) -> Link:
@@ -439,21 +439,21 @@ def _adjust_link(launch: Launch, source: KernelSource, max_rows: int, warps: int
     rows = min(max_rows, qkv.nbytes // (4 * (n_q + 2 * n_kv) * number_of(source, "HEAD_DIM")))
     names = "N_Q_HEADS", "N_KV_HEADS", "HEAD_DIM", "BIAS", "HEAD_NORM", "EPS"
     constants = {name: source.constants[name] for name in names}
-    own = KernelSource(ADJUST_LINK, source.name, {**constants, "HEADS": heads, "WARPS": warps})
+    kernel = KernelSource(ADJUST_LINK, source.name, {**constants, "HEADS": heads, "WARPS": warps})
     call = f"adjust_heads_unit_{{kind}}(group % {parts}, group / {parts}, before, count, {{args}});"
-    return Link(own, launch.args, ADJUST_PARAMS, parts * rows, call, 0, 1)
+    return Link(kernel, launch.args, ADJUST_PARAMS, parts * rows, call, 0, 1)
 
 
 def _attention_link(launch: Launch, source: KernelSource, max_rows: int, warps: int) -> Link:
     """Makes a link with work-groups in row order: rows present in the step come first."""
     heads, splits, _ = launch.groups(max_rows)
-    own = with_constants(source, WARPS=warps, SPLIT_TILES=1)
+    kernel = with_constants(source, WARPS=warps, SPLIT_TILES=1)
     call = (
         f"attention_unit_{{kind}}(group % {heads}, group / {heads} % {splits}, group / {heads * splits}, "
         "buffers, before, count, {args});"
     )
-    local, params = _attention_bytes(own, warps), _attention_params(source)
-    return Link(own, launch.args, params, heads * splits * max_rows, call, local, 1)
+    local, params = _attention_bytes(kernel, warps), _attention_params(source)
+    return Link(kernel, launch.args, params, heads * splits * max_rows, call, local, 1)
 
 
 def _attention_params(source: KernelSource) -> tuple[str, ...]:
@@ -479,12 +479,12 @@ def _prompt_link(launch: Launch, append: Launch, max_rows: int, warps: int, stat
     args = [*append.args, launch.args[4], *parts, *launch.args[7 : 7 + len(sinks)]]
     params = (*PROMPT_PARAMS, kv, kv, "__global void*", "__global float*", "__global float*", "__global int*", *sinks)
     constants = {**source.constants, "WARPS": warps, "N_SPLITS": PROMPT_SPLITS, "MAX_ROWS": max_rows}
-    own = KernelSource(PROMPT_LINK, source.name, constants)
+    kernel = KernelSource(PROMPT_LINK, source.name, constants)
     call = (
         f"attention_prompt_unit_{{kind}}(group / {heads * blocks}, group % {heads}, group / {heads} % {blocks}, "
         "buffers, before, count, {args});"
     )
-    return Link(own, args, params, PROMPT_SPLITS * heads * blocks, call, prompt_unit_bytes(size, max_rows, warps), 1)
+    return Link(kernel, args, params, PROMPT_SPLITS * heads * blocks, call, prompt_unit_bytes(size, max_rows, warps), 1)
 
 
 def _attention_bytes(source: KernelSource, warps: int) -> int:
@@ -499,5 +499,5 @@ def product_source(launch: Launch, warps: int, places: int, local: int) -> tuple
     rows = number_of(source, "MAX_ROWS")
     tiles = most_tiles(dtype, number_of(source, "N_TILES"), rows, places)
     shape = fitting_shape(dtype, tiles, warps, at_once, rows, local)
-    own = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
-    return with_constants(source, **own), shape
+    sizes = {"TILES": shape.tiles, "WARPS": shape.warps, "STAGES": shape.stages, "DEPTH": shape.depth}
+    return with_constants(source, **sizes), shape

@@ -45,17 +45,17 @@ def types_of(step: DecodeLayers) -> LayerTypes | str:
             return "a weight is in several buffers"
         for name, part in parts.items():
             (experts if layer.n_experts and name in ("gate_up", "down") else sizes)[part.dtype] += part.buffer.nbytes
-    found = _quantized(sizes + experts) if any(dtype in QUANTIZED for dtype in sizes) else _of_16_bits(sizes, experts)
-    if isinstance(found, str):
-        return found
+    types = _quantized(sizes + experts) if any(dtype in QUANTIZED for dtype in sizes) else _of_16_bits(sizes, experts)
+    if isinstance(types, str):
+        return types
     for layer in layers:
         router = layer.router
-        if router is not None and router.dtype != "float32" and (router.dtype != found.main or found.main in QUANTIZED):
+        if router is not None and router.dtype != "float32" and (router.dtype != types.main or types.main in QUANTIZED):
             return f"its router is float32, or of 16 bits as its other weights, this one is {router.dtype}"
-        if found.other is not None and (layer.mixer is not None or layer.attention_gate is not None):
-            both = f"{found.main}, {found.other}"
+        if types.other is not None and (layer.mixer is not None or layer.attention_gate is not None):
+            both = f"{types.main}, {types.other}"
             return f"beside recurrent layers or attention with a gate weights are of one type, not {both}"
-    return found
+    return types
 
 
 def _quantized(sizes: Counter[str]) -> LayerTypes | str:
@@ -83,9 +83,9 @@ def type_constants(step: DecodeLayers, types: LayerTypes, words: list[str]) -> d
     products = 0
     for layer in step.layers:
         products |= types_word(layer, types)
-    own = {f"AT_{name.upper()}": words.index(name) for name in ("types", "qkv_rest") if name in words}
+    positions = {f"AT_{name.upper()}": words.index(name) for name in ("types", "qkv_rest") if name in words}
     names = {"MAIN_WEIGHT": kernel_name(types.main), "OTHER_WEIGHT": kernel_name(types.other)}
-    return {**constants, **names, **own, "OTHER_PRODUCTS": products & (1 << FIRST_UNIT_AT) - 1}
+    return {**constants, **names, **positions, "OTHER_PRODUCTS": products & (1 << FIRST_UNIT_AT) - 1}
 
 
 def types_word(layer: DecodeLayer, types: LayerTypes) -> int:

@@ -156,8 +156,8 @@ class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
 
     def size(self, device: Device, product: Product) -> Size:
         groups = min(product.units, device.compute_units)
-        own = {"DOT": int(not product.weight.exact_activations), "WARPS": GROUP_WARPS, "N_GROUPS": groups}
-        return own, (groups,), (32 * GROUP_WARPS,)
+        constants = {"DOT": int(not product.weight.exact_activations), "WARPS": GROUP_WARPS, "N_GROUPS": groups}
+        return constants, (groups,), (32 * GROUP_WARPS,)
 
 
 def hopper_tiles(compute_units: int, n_tiles: int, max_rows: int) -> int:
@@ -214,8 +214,8 @@ class HopperLinearPrefill(NvidiaLinearPrefill):
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         tiles = hopper_tiles(device.compute_units, product.part.n_tiles, product.max_rows)
         units = -(-product.part.n_tiles // tiles)
-        own = {"PACKED_OUT": isinstance(product.out, PackedActivations), "BLOCK_TILES": tiles}
-        return own, lambda n: (min(device.compute_units, -(-n // HOPPER_TOKENS) * units),), (256,)
+        constants = {"PACKED_OUT": isinstance(product.out, PackedActivations), "BLOCK_TILES": tiles}
+        return constants, lambda n: (min(device.compute_units, -(-n // HOPPER_TOKENS) * units),), (256,)
 
 
 WIDE = (HopperLinearPrefill(), NvidiaLinearPrefill())

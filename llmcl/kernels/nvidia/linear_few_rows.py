@@ -149,7 +149,7 @@ class NvidiaLinearFewRows(LinearFewRows):
         weight, part = product.weight, product.part
         sizes = weight.n_tiles, part.n_tiles, product.tiles_at_once, product.max_rows
         shape = few_rows_shape(part.dtype, *sizes, device.compute_units, local_bytes(device))
-        own: dict[str, object] = {
+        constants: dict[str, object] = {
             "MAX_ROWS": product.max_rows,
             "TILES": shape.tiles,
             "WARPS": shape.warps,
@@ -159,21 +159,21 @@ class NvidiaLinearFewRows(LinearFewRows):
             "LEAVES": product.begins is not None,
             "SCALED": product.ends is not None,
         }
-        return own, (-(-part.n_tiles // shape.tiles),), (32 * shape.warps,)
+        return constants, (-(-part.n_tiles // shape.tiles),), (32 * shape.warps,)
 
     def launches(self, device: Device, product: Product, x: ActivationOperand, step: StepState) -> list[Launch]:
         assert isinstance(x, PackedActivations)
         out, begins, ends = product.out, product.begins, product.ends
-        own, groups, local = self.size(device, product, x.layout)
-        constants = {**product.constants(), "OUT_STRIDE": product.weight.rows // product.tiles_at_once, **own}
+        sizes, groups, local = self.size(device, product, x.layout)
+        constants = {**product.constants(), "OUT_STRIDE": product.weight.rows // product.tiles_at_once, **sizes}
         left = out if begins is None else begins.rows
         if isinstance(left, PackedActivations):
             assert isinstance(left.layout, TensorCoreLayout)
             constants["OUT"] = KERNEL_NAMES[left.layout.dtype]
         if ends is not None:
             constants["EPS"] = float(ends.eps)
-        to, unused = out.buffer if isinstance(out, PackedActivations) else out, step.state
-        args: list[KernelArg] = [product.part.buffer, x.buffer, to, step.state, product.first_row]
+        results, unused = out.buffer if isinstance(out, PackedActivations) else out, step.state
+        args: list[KernelArg] = [product.part.buffer, x.buffer, results, step.state, product.first_row]
         args += [unused, unused] if begins is None else [begins.weight, begins.rows.buffer]
         assert begins is None or ends is None
         split = begins or ends

@@ -177,12 +177,12 @@ class NvidiaPersistentLayers(PersistentLayers):
 def _expert_constants(layer: DecodeLayer, types: LayerTypes) -> dict[str, object]:
     if not layer.n_experts:
         return {"N_EXPERTS": 0}
-    own: dict[str, object] = {"TOP_K": layer.gate_up.top_k, "RENORMALIZE": layer.renormalize}
+    constants: dict[str, object] = {"TOP_K": layer.gate_up.top_k, "RENORMALIZE": layer.renormalize}
     if layer.router is not None and layer.router.dtype == "float32":
-        own["ROUTER_IS_FLOAT"] = 1
+        constants["ROUTER_IS_FLOAT"] = 1
     if types.experts is not None:
-        own["EXPERT_WEIGHT"] = kernel_name(types.experts)
-    return {"N_EXPERTS": layer.n_experts, **own}
+        constants["EXPERT_WEIGHT"] = kernel_name(types.experts)
+    return {"N_EXPERTS": layer.n_experts, **constants}
 
 
 def _types(step: DecodeLayers) -> LayerTypes:
@@ -226,9 +226,9 @@ def _mixer_constants(step: DecodeLayers) -> dict[str, object]:
         return {}
     layer = step.recurrent_layers[0]
     assert layer.mixer is not None
-    own = {"MIXER_ROWS": layer.qkv.rows, "N_RECURRENT": len(step.recurrent_layers), layer.mixer.kind.upper(): 1}
-    own["STATE_RECURRENT"] = RECURRENT
-    return {**own, **layer.mixer.sizes}
+    constants = {"MIXER_ROWS": layer.qkv.rows, "N_RECURRENT": len(step.recurrent_layers), layer.mixer.kind.upper(): 1}
+    constants["STATE_RECURRENT"] = RECURRENT
+    return {**constants, **layer.mixer.sizes}
 
 
 def _rules(step: DecodeLayers) -> list[Mods]:
@@ -249,11 +249,11 @@ def _words(step: DecodeLayers) -> list[str]:
 def _buffers(layer: DecodeLayer) -> dict[str, Buffer]:
     """Returns the buffers whose addresses go into the table."""
     weights = {name: getattr(layer, name) for name in WEIGHTS}
-    found = {name: weight.parts[0].buffer for name, weight in weights.items() if weight is not None}
-    found |= {name: part.buffer for name, part in parts_of(layer).items()}
+    buffers = {name: weight.parts[0].buffer for name, weight in weights.items() if weight is not None}
+    buffers |= {name: part.buffer for name, part in parts_of(layer).items()}
     of_attention = {name: getattr(layer, name) for name in (*CACHE, "rope")}
-    found |= {name: buffer for name, buffer in of_attention.items() if buffer is not None}
-    return {**found, **layer.vectors, **(layer.mixer.buffers if layer.mixer is not None else {})}
+    buffers |= {name: buffer for name, buffer in of_attention.items() if buffer is not None}
+    return {**buffers, **layer.vectors, **(layer.mixer.buffers if layer.mixer is not None else {})}
 
 
 def _address_table(device: Device, step: DecodeLayers) -> Buffer:
@@ -293,7 +293,7 @@ def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
     attend_own, attend_shared = decode_floats(step.shape)
     types, exact = _types(step), step.layers[0].qkv.exact_activations
     product_own, product_shared = local_floats(types.main, columns, exact_activations=exact)
-    own = max(
+    per_warp = max(
         attend_own // (2 if step.shape.head_dim > 128 else 1), product_own
     )  # for wide heads, half the warps attend
     residual = 16 * -(-step.hidden // (16 * device.compute_units))
@@ -303,11 +303,11 @@ def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:
     residual += 2 * step.layers[0].n_experts  # includes data about the chosen experts
     if types.experts is not None:
         expert_own, expert_shared = local_floats(types.experts, columns, exact_activations=exact)
-        own, product_shared = max(own, expert_own), product_shared + max(expert_shared, step.hidden)
+        per_warp, product_shared = max(per_warp, expert_own), product_shared + max(expert_shared, step.hidden)
     if step.recurrent_layers:
         mixer = step.recurrent_layers[0].mixer  # channels in a head, and the inputs the convolution keeps
         residual += 32 * WARPS * int(str(mixer.sizes["LENGTH"])) + 4 * WARPS if mixer is not None else 0
-    floats = WARPS * (own + 4) + attend_shared + product_shared + residual + 34 * WARPS
+    floats = WARPS * (per_warp + 4) + attend_shared + product_shared + residual + 34 * WARPS
     return 4 * floats + 8 * len(_words(step)) * len(step.layers) + 64 * MAX_RULES
 
 

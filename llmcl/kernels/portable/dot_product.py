@@ -54,13 +54,13 @@ def is_accelerated(entry: DeviceEntry) -> bool:
     """Whether the driver reports that the packed 4x8-bit signed dot product is accelerated."""
     import pyopencl as cl
 
-    found = (ctypes.c_uint * 6)()  # signed, unsigned, mixed; the same with saturating sums
+    flags = (ctypes.c_uint * 6)()  # signed, unsigned, mixed; the same with saturating sums
     try:
         query = ctypes.CDLL(cl._cl.__file__).clGetDeviceInfo  # pyopencl does not know the property
     except (OSError, AttributeError):
         return False
     query.argtypes = [ctypes.c_void_p, ctypes.c_uint, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_void_p]
-    return query(entry.device.int_ptr, _ACCELERATION, ctypes.sizeof(found), found, None) == 0 and bool(found[0])
+    return query(entry.device.int_ptr, _ACCELERATION, ctypes.sizeof(flags), flags, None) == 0 and bool(flags[0])
 
 
 def _probe(entry: DeviceEntry, arguments: Sequence[str]) -> str | None:

@@ -27,8 +27,8 @@ class PortableExpertsGateUp(ExpertsGateUp):
         return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        own = decode_size(device, product.part.dtype, product.weight.k, product.units * product.top_k)
-        return own, lambda n: (product.units, n * product.top_k), (own["LOCAL_SIZE"], 1)
+        constants = decode_size(device, product.part.dtype, product.weight.k, product.units * product.top_k)
+        return constants, lambda n: (product.units, n * product.top_k), (constants["LOCAL_SIZE"], 1)
 
 
 class PortableExpertsDown(ExpertsDown):
@@ -38,8 +38,8 @@ class PortableExpertsDown(ExpertsDown):
         return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
-        own = large_pieces(device, product.part.dtype, product.weight.k * product.top_k, product.units)
-        return own, lambda n: (product.units, n), (own["LOCAL_SIZE"], 1)
+        constants = large_pieces(device, product.part.dtype, product.weight.k * product.top_k, product.units)
+        return constants, lambda n: (product.units, n), (constants["LOCAL_SIZE"], 1)
 
 
 class PortableExpertsFewRows(ExpertsFewRows):
@@ -55,8 +55,12 @@ class PortableExpertsFewRows(ExpertsFewRows):
         # Two quantised weight tiles plus the sums for several slots spill registers on Intel's GPUs.
         is_large = product.tiles_at_once == 2 and product.part.dtype in QUANTIZED and has_few_registers(device)
         parts = self.block_rows if is_large else 1
-        own = {"LOCAL_SIZE": width, "BLOCK_ROWS": self.block_rows, "ROWS": self.block_rows // parts}
-        return own, lambda n: (parts * block_count(n, n_experts, top_k, self.block_rows), product.units), (width, 1)
+        constants = {"LOCAL_SIZE": width, "BLOCK_ROWS": self.block_rows, "ROWS": self.block_rows // parts}
+        return (
+            constants,
+            lambda n: (parts * block_count(n, n_experts, top_k, self.block_rows), product.units),
+            (width, 1),
+        )
 
 
 class PortableExpertsPrefill(ExpertsPrefill):
@@ -68,6 +72,6 @@ class PortableExpertsPrefill(ExpertsPrefill):
     def size(self, device: Device, product: ExpertProduct) -> Size:
         rows = 4 if has_small_blocks(device) else 8
         groups, n_experts, top_k = -(-product.tiles // rows), product.weight.n_experts, product.top_k
-        own = {"ITEM_TOKENS": BLOCK_ROWS // 16, "ITEM_ROWS": rows}
-        own |= register_limit(device, product.part.dtype, BLOCK_ROWS // 16 * rows)
-        return own, lambda n: (groups, block_count(n, n_experts, top_k)), (16, 16)
+        constants = {"ITEM_TOKENS": BLOCK_ROWS // 16, "ITEM_ROWS": rows}
+        constants |= register_limit(device, product.part.dtype, BLOCK_ROWS // 16 * rows)
+        return constants, lambda n: (groups, block_count(n, n_experts, top_k)), (16, 16)

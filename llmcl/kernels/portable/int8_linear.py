@@ -36,12 +36,12 @@ class Int8LinearDecode(_Int8, PortableLinearDecode):
     most_vectors = 2  # weights stay packed, so larger pieces gain little
 
     def size(self, device: Device, product: Product) -> Size:
-        own, groups, local = super().size(device, product)
+        constants, groups, local = super().size(device, product)
         # Activations stay float32 if they don't fit into local memory or the user wants exact activations.
         needed = product.weight.k * 9 // 8 + LOCAL_BYTES * local[0]
         if product.weight.exact_activations or needed > device.entry.local_mem_bytes:
-            return own, groups, local
-        return {**own, "DOT": dot_form(device.entry)}, groups, local
+            return constants, groups, local
+        return {**constants, "DOT": dot_form(device.entry)}, groups, local
 
 
 @dataclass(frozen=True)
@@ -80,5 +80,5 @@ class Int8LinearFewRows(_Int8, PortableLinearFewRows):
         return None if exact_activations else Int8Rows()
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        own, groups, local = super().size(device, product, layout)
-        return {**own, **({"DOT": dot_form(device.entry)} if layout else {})}, groups, local
+        constants, groups, local = super().size(device, product, layout)
+        return {**constants, **({"DOT": dot_form(device.entry)} if layout else {})}, groups, local

@@ -33,7 +33,7 @@ class PortableLinearHeads(LinearHeads):
         return True
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
-        own = decode_size(device, part.dtype, weight.k, part.n_tiles)
+        constants = decode_size(device, part.dtype, weight.k, part.n_tiles)
         if part.dtype in QUANTIZED:  # Intel's compiler spills the loop over smaller pieces to memory
-            own |= {"AT_ONCE": 1, "AHEAD": int(not has_few_registers(device)), "VECTORS": 2}
-        return {**own, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (own["LOCAL_SIZE"], 1)
+            constants |= {"AT_ONCE": 1, "AHEAD": int(not has_few_registers(device)), "VECTORS": 2}
+        return {**constants, "TOKENS": TOKENS}, lambda n: (part.n_tiles, -(-n // TOKENS)), (constants["LOCAL_SIZE"], 1)

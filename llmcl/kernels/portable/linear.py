@@ -34,8 +34,8 @@ class PortableLinearDecode(LinearDecode):
         return {name: _first(value, values[name]) for name, value in default.items()}
 
     def size(self, device: Device, product: Product) -> Size:
-        own = self.chosen(device, product)
-        return own, (product.units,), (own["LOCAL_SIZE"],)
+        constants = self.chosen(device, product)
+        return constants, (product.units,), (constants["LOCAL_SIZE"],)
 
 
 class PortableLinearPrefill(LinearPrefill):
@@ -53,10 +53,10 @@ class PortableLinearPrefill(LinearPrefill):
         }
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
-        own, n_tiles = self.chosen(device, product), product.part.n_tiles
-        tokens, rows = own["ITEM_TOKENS"], own["ITEM_ROWS"]
-        own |= register_limit(device, product.part.dtype, tokens * rows)
-        return own, lambda n: (-(-n_tiles // rows), -(-n // (16 * tokens))), (16, 16)
+        constants, n_tiles = self.chosen(device, product), product.part.n_tiles
+        tokens, rows = constants["ITEM_TOKENS"], constants["ITEM_ROWS"]
+        constants |= register_limit(device, product.part.dtype, tokens * rows)
+        return constants, lambda n: (-(-n_tiles // rows), -(-n // (16 * tokens))), (16, 16)
 
 
 class PortableLinearFewRows(LinearFewRows):
@@ -70,15 +70,15 @@ class PortableLinearFewRows(LinearFewRows):
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         dtype, k = product.part.dtype, product.weight.k
         width, rows = group_width(device, dtype, k, product.part.n_tiles), FEW_ROW_SUMS // product.tiles_at_once
-        own = {}
+        constants = {}
         if dtype in QUANTIZED and QUANTIZED[dtype].block > 32:
             if rows < FEW_ROW_SUMS:
                 rows //= 2  # two super-block pieces, with scales, need as many registers as the sums
             if self.most_vectors > 1 and not has_few_registers(device):
-                own["VECTORS"] = self.most_vectors
+                constants["VECTORS"] = self.most_vectors
                 width = min(width, FEW_ROWS_ITEMS, power_of_two_at_most(k // 16))
-        own |= {"LOCAL_SIZE": width, "ROWS": rows}
-        return own, lambda n: (-(-n // rows), product.units), (width, 1)
+        constants |= {"LOCAL_SIZE": width, "ROWS": rows}
+        return constants, lambda n: (-(-n // rows), product.units), (width, 1)
 
 
 def _first(default: int, values: Sequence[int]) -> list[int]:
