@@ -111,12 +111,12 @@ def activation_shapes(
     mixtures = [block for block in blocks if isinstance(block, Experts)]
     experts = [block.settings for block in mixtures]
     if experts:
-        top_k = max(of.top_k for of in experts)
+        top_k = max(settings.top_k for settings in experts)
         some["router_logits"] = chunk, max(block.settings.n_experts + block.has_shared_gate for block in mixtures)
         some["expert_ids"] = some["expert_weights"] = chunk, top_k
-        some["expert_rows"] = chunk, top_k, max(of.size for of in experts)
+        some["expert_rows"] = chunk, top_k, max(settings.size for settings in experts)
         some["expert_order"] = (chunk * top_k,)
-        some["expert_blocks"] = max(most_blocks(chunk, of.n_experts, of.top_k) for of in experts), 4
+        some["expert_blocks"] = max(most_blocks(chunk, settings.n_experts, settings.top_k) for settings in experts), 4
         some["expert_outputs"] = chunk, top_k, config.hidden_size
     if any(block.own_norms for block in mixtures):
         some["expert_sums"] = chunk, config.hidden_size
@@ -124,13 +124,13 @@ def activation_shapes(
         some["attention_gate"] = chunk, config.query_values
     for block in blocks:
         if isinstance(block, LatentAttention):
-            of = block.settings
-            some |= {"latents": (chunk, of.width), "head_rows": (chunk, config.n_q_heads * of.of_head)}
-            some |= {"query_latents": (chunk, of.query_rank)} if of.query_rank else {}
+            settings = block.settings
+            some |= {"latents": (chunk, settings.width), "head_rows": (chunk, config.n_q_heads * settings.of_head)}
+            some |= {"query_latents": (chunk, settings.query_rank)} if settings.query_rank else {}
         if isinstance(block, RecurrentBlock):
             for name, values in block.activations(config).items():
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])
-    ffn = max([of.shared_size for of in experts], default=0)
+    ffn = max([settings.shared_size for settings in experts], default=0)
     ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, GatedMlp))])
     return some | {
         "x": (chunk, config.hidden_size),

@@ -76,7 +76,7 @@ def make_batch(
     )
     # With per-sequence mods, keys and values depend on the batch slot, so pages cannot be shared.
     pool.has_prefixes = not any(mods.per_sequence for mods in model.mods)
-    own = Model(
+    batch_model = Model(
         model.device,
         model.config,
         model.weights,
@@ -87,7 +87,7 @@ def make_batch(
         mods=model.mods,
         prepared=False,
     )
-    return Batch(own, max_sequences, rows, progress, invariant=invariant)
+    return Batch(batch_model, max_sequences, rows, progress, invariant=invariant)
 
 
 def reads_together(model: Model) -> bool:

@@ -149,10 +149,10 @@ class LayerInputBlock(BoundBlock):
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, size = self.weights, ops.act, self.weights.gate.rows
-        gate, given = act.of("layer_gate"), act.of("layer_inputs")
+        gate, inputs = act.of("layer_gate"), act.of("layer_inputs")
         yield from ops.product(act.x, None, weights.gate, gate)
         sizes = {"columns": size, "row": size * ops.config.n_layers, "first": size * self.layer}
-        yield from gate_inputs(ops.device, gate, given, self.gate, **sizes)
+        yield from gate_inputs(ops.device, gate, inputs, self.gate, **sizes)
         yield from ops.add_linear(gate, weights.output, weights.post_norm, None)
 
 
@@ -199,8 +199,8 @@ def weights_of(block: blocks.Block, **arrays: Weight | Buffer | None) -> BlockWe
     if isinstance(block, blocks.Attention) and block.keys_of is not None:
         kind = QueriesWeights
         arrays = {name: arrays[name] for name in ("norm", "post_norm", "queries", "output", "head_norms")}
-    found: BlockWeights = kind(**arrays)
-    return found
+    block_weights: BlockWeights = kind(**arrays)
+    return block_weights
 
 
 WEIGHTS: dict[type[blocks.Block], Any] = {
@@ -243,8 +243,10 @@ def bind_block(
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
         return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
-        of = block.settings
-        return ExpertsBlock(weights, GATES[block.activation], of.renormalize, block.has_shared_gate, of.scores)
+        settings = block.settings
+        return ExpertsBlock(
+            weights, GATES[block.activation], settings.renormalize, block.has_shared_gate, settings.scores
+        )
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):
         return FactorBlock(weights)
     if isinstance(block, blocks.LayerInput) and isinstance(weights, LayerInputWeights):

@@ -80,15 +80,15 @@ class DraftRows:
         choose = self.sampler.launches_that_choose({self.sampler.choice(of_text) for of_text in params})
         run([*(self.sampler.bias.launches if biased else ()), *choose], n)
         run(self._accept, n)
-        found = self._host_accepted[: n + len(n_rows)]
-        wait = self._device.read_async(self._accepted, found)
+        accepted = self._host_accepted[: n + len(n_rows)]
+        wait = self._device.read_async(self._accepted, accepted)
         self._device.flush()
 
         def sampled() -> list[list[int]]:
             wait()
             tokens, first = [], 0
             for rows in n_rows:
-                tokens.append([int(token) for token in found[first + 1 : first + 1 + found[first]]])
+                tokens.append([int(token) for token in accepted[first + 1 : first + 1 + accepted[first]]])
                 first += 1 + rows
             return tokens
 

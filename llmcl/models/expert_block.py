@@ -104,7 +104,7 @@ class ExpertsBlock(BoundBlock):
         logits, ids, shares = (act.of(name) for name in ("router_logits", "expert_ids", "expert_weights"))
         top_k = weights.gate_up.top_k
         yield from ops.product(x, norm, weights.router, logits)
-        if (of := self.scores) is not None:
+        if (scores := self.scores) is not None:
             yield from choose_scored_experts(
                 ops.device,
                 logits,
@@ -113,11 +113,11 @@ class ExpertsBlock(BoundBlock):
                 n_experts=weights.gate_up.n_experts,
                 top_k=top_k,
                 renormalize=self.renormalize,
-                sigmoid=of.scoring == "sigmoid",
-                n_groups=of.n_groups,
-                top_groups=of.top_groups,
-                per_group=of.per_group,
-                scale=of.scale,
+                sigmoid=scores.scoring == "sigmoid",
+                n_groups=scores.n_groups,
+                top_groups=scores.top_groups,
+                per_group=scores.per_group,
+                scale=scores.scale,
                 correction=weights.correction,
             )
             return

@@ -79,8 +79,8 @@ class KVCache:
         self.v: list[Buffer | None] = [None] * config.n_layers
         for i in config.cached_layers:
             heads = config.heads(i)
-            self.shapes[i] = own = replace(shape, n_kv_heads=heads.n_kv, head_dim=heads.size)
-            layer_bytes = own.n_kv_heads * own.capacity * own.row_bytes
+            self.shapes[i] = layer_shape = replace(shape, n_kv_heads=heads.n_kv, head_dim=heads.size)
+            layer_bytes = layer_shape.n_kv_heads * layer_shape.capacity * layer_shape.row_bytes
             if config.latent is not None:
                 self.k[i] = device.alloc(layer_bytes, f"latents of layer {i}")
                 continue
@@ -180,8 +180,8 @@ class KVCache:
         """Returns the keys and values for a layer's attention, from the same or another layer. None without
         attention.
         """
-        of = self._keys_of.get(layer, layer)
-        return self.k[of], self.v[of]
+        source_layer = self._keys_of.get(layer, layer)
+        return self.k[source_layer], self.v[source_layer]
 
     def buffers(self) -> list[Buffer]:
         """Returns keys and values of every layer."""

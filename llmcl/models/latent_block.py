@@ -67,8 +67,8 @@ class LatentBlock(BoundBlock):
         yield from ops.product(x, norm, weights.latents, latents)
         if weights.latent_bias is not None:
             yield from add_bias(device, latents, weights.latent_bias)
-        given = latents, weights.latent_norm, queries, act.rope, ops.step, self.cache
-        yield from latent_append(device, shape, *given, eps=eps)
+        operands = latents, weights.latent_norm, queries, act.rope, ops.step, self.cache
+        yield from latent_append(device, shape, *operands, eps=eps)
         yield from ops.collected("head_rows", shape.n_heads * shape.query)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
@@ -76,11 +76,11 @@ class LatentBlock(BoundBlock):
         rows, heads = act.of("head_rows"), shape.n_heads
         n_splits = ops.n_splits if ops.each_alone else 1  # many tokens fill the device without splits
         yield from linear_heads(device, weights.keys, rows, act.qkv, step, n_heads=heads, x_stride=shape.query)
-        given = act.qkv, rows, step, self.cache, act.part_ml, act.part_acc, act.attended
-        yield from latent_attention(device, shape, *given, n_splits=n_splits, mods=self.mods)
+        operands = act.qkv, rows, step, self.cache, act.part_ml, act.part_acc, act.attended
+        yield from latent_attention(device, shape, *operands, n_splits=n_splits, mods=self.mods)
         yield from linear_heads(device, weights.values, act.attended, rows, step, n_heads=heads, x_stride=shape.rank)
         yield from ops.add_linear(rows, weights.output, weights.post_norm, weights.output_bias)
 
     def _shape(self, ops: LayerOps) -> LatentShape:
-        of = self.settings
-        return LatentShape(ops.shape, of.rank, of.query, of.interleaved)
+        settings = self.settings
+        return LatentShape(ops.shape, settings.rank, settings.query, settings.interleaved)

@@ -50,7 +50,7 @@ def trace_layer_mods(
 
     Raises UsageError, with file and line, if a user function cannot be traced.
     """
-    own = trace_mods(score_mod, mask_mod)  # traced alone first, to name the user's function in errors
+    user_mods = trace_mods(score_mod, mask_mod)  # traced alone first, to name the user's function in errors
     attends = config.attention_layers
     rules = tuple(
         _rules(config.attention(i), max_context) if i in attends else _NO_RULES for i in range(config.n_layers)
@@ -58,7 +58,7 @@ def trace_layer_mods(
     traced: dict[_Rules, _Traced] = {}
     for window, scale, cap in set(rules):
         if window is None and scale is None and cap is None:
-            traced[window, scale, cap] = own
+            traced[window, scale, cap] = user_mods
             continue
         of_model = [] if scale is None else [_scaled(scale)]
         of_model += [] if cap is None else [soft_cap(cap)]

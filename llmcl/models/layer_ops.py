@@ -105,11 +105,11 @@ class LayerOps(ABC):
 
     def layer_inputs(self, table: Weight, projection: Weight, norm: Buffer) -> list[Launch]:
         """act.layer_inputs = per-layer embeddings of the step's tokens. act.x holds the token embeddings."""
-        given, n_layers = self.act.of("layer_inputs"), self.config.n_layers
+        inputs, n_layers = self.act.of("layer_inputs"), self.config.n_layers
         # The projection is divided by sqrt(hidden). The norm cancels the factor, except in eps.
         eps = self.config.rms_norm_eps * self.config.hidden_size
-        product = self.product(self.act.x, None, projection, given)
-        return product + layer_inputs(self.device, table, norm, self.step, given, n_layers=n_layers, eps=eps)
+        product = self.product(self.act.x, None, projection, inputs)
+        return product + layer_inputs(self.device, table, norm, self.step, inputs, n_layers=n_layers, eps=eps)
 
     @abstractmethod
     def norm_linear(
@@ -160,12 +160,12 @@ class LayerOps(ABC):
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
     ) -> list[Launch]:
         """act.x += W x + bias. With a post norm: act.x += rms_norm(W x + bias)."""
-        act, to = self.act, self.act.x if post_norm is None else self.act.normed
-        launches = self.linear(x, weight, to, epilogue="add" if post_norm is None else "store")
+        act, target = self.act, self.act.x if post_norm is None else self.act.normed
+        launches = self.linear(x, weight, target, epilogue="add" if post_norm is None else "store")
         if bias is not None:
-            launches += add_bias(self.device, to, bias)
+            launches += add_bias(self.device, target, bias)
         if post_norm is not None:
-            launches += rms_norm(self.device, to, post_norm, act.x, self.config.rms_norm_eps, add=True)
+            launches += rms_norm(self.device, target, post_norm, act.x, self.config.rms_norm_eps, add=True)
         return launches
 
     def biased_gate(self, norm: Buffer | None, weight: Weight, bias: Buffer, gate: str) -> list[Launch]:
@@ -432,8 +432,8 @@ class PrefillOps(LayerOps):
         begins = split_norm(self.device, weight, norm, after, self.step, eps=eps, max_rows=rows)
         if begins is not None:
             self.split[id(norm), rows] = begins
-        to, step = self.act.x, self.step
-        return linear_prefill(self.device, weight, x, to, step, epilogue="add", max_rows=rows, begins=begins)
+        target, step = self.act.x, self.step
+        return linear_prefill(self.device, weight, x, target, step, epilogue="add", max_rows=rows, begins=begins)
 
     def linear(
         self, x: ActivationOperand, weight: Weight, out: ActivationOperand, epilogue: str = "store"

@@ -57,7 +57,7 @@ def forecast(
     ]
     working += experts_scratch_bytes(device, experts, chunk, exact_activations=types.exact_activations)
     mixers = {block.settings for layer in config.layers for block in layer if isinstance(block, DeltaNet)}
-    working += max([delta_scratch_bytes(device, delta_shape(of), chunk) for of in mixers], default=0)
+    working += max([delta_scratch_bytes(device, delta_shape(mixer), chunk) for mixer in mixers], default=0)
     exact = exact_queries(types, kv_dtype)
     for heads in config.kinds_of_heads if config.latent is None else []:
         cache = AttentionShape(config.n_q_heads, heads.n_kv, heads.size, kv_tokens, kv_dtype, exact_queries=exact)

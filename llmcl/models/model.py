@@ -112,8 +112,8 @@ class Model:
             name: device.upload(table, f"{name} rotation")
             for name, table in config.rotations(cache.max_context).items()
         }
-        given = device, config, self.step, self.act, cache.shape, self.splits, self.rotations, self.sampler.last_seen
-        self.decode_ops, self.prefill_ops = DecodeOps(*given), PrefillOps(*given)
+        shared = device, config, self.step, self.act, cache.shape, self.splits, self.rotations, self.sampler.last_seen
+        self.decode_ops, self.prefill_ops = DecodeOps(*shared), PrefillOps(*shared)
         self.layers = [
             [
                 bind_block(block, of_block, config, i, *cache.keys_and_values(i), self.mods[i], cache.states_of(i))

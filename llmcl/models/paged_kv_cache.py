@@ -138,15 +138,15 @@ class PagedKVCache(KVCache):
         """Takes over the longest cached beginning of the prompt, from a living sequence or from full pages left behind,
         by sharing pages. The prompt's last token is never taken, because the logits after it are not stored.
         """
-        own = self.own(sequence)
+        receiver = self.own(sequence)
         if self.states is not None:
-            held = common_prefix(own.token_ids, prompt[:-1])
-            self._take_left(own, prompt, more_than=self.kept(own, held))
+            held = common_prefix(receiver.token_ids, prompt[:-1])
+            self._take_left(receiver, prompt, more_than=self.kept(receiver, held))
             return
-        best = max(self.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is own))
+        best = max(self.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is receiver))
         held = common_prefix(best.token_ids, prompt)
-        if not self._take_left(own, prompt, more_than=held) and best is not own:
-            self._share(own, best.pages, best.token_ids[:held])
+        if not self._take_left(receiver, prompt, more_than=held) and best is not receiver:
+            self._share(receiver, best.pages, best.token_ids[:held])
 
     def share_pages(self, sequence: SequenceState, prompt: Sequence[int], multiple: int = 1) -> None:
         """Starts an empty sequence with cached full pages for the beginning of the prompt.
@@ -295,13 +295,13 @@ class PagedKVCache(KVCache):
             return False
         for other in self.sequences:
             self._keep(other)
-        found = self._prefixes.find(prompt[:-1], self.page_tokens)
-        n_tokens = len(found) * self.page_tokens
+        prefix_pages = self._prefixes.find(prompt[:-1], self.page_tokens)
+        n_tokens = len(prefix_pages) * self.page_tokens
         if n_tokens <= more_than:
             return False
         if self.states is not None:
-            return self._take_state(sequence, prompt, found, more_than=more_than)
-        self._share(sequence, found, prompt[:n_tokens])
+            return self._take_state(sequence, prompt, prefix_pages, more_than=more_than)
+        self._share(sequence, prefix_pages, prompt[:n_tokens])
         return True
 
     def _take_state(

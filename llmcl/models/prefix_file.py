@@ -114,14 +114,14 @@ def store(cache: PagedKVCache, file: Path, origin: Origin, max_bytes: int) -> in
     n_snapshots = min(len(snapshots), max_bytes // 2 // max(1, snapshot_nbytes))
     n_pages = min(len(pages), (max_bytes - n_snapshots * snapshot_nbytes) // max(1, cache.page_nbytes))
     index = _Index(asdict(origin), cache.page_nbytes, snapshot_nbytes, [], [])
-    with _replacing(file) as to:
-        to.write(MAGIC)
+    with _replacing(file) as new_file:
+        new_file.write(MAGIC)
         for page, (key, before) in islice(pages.items(), n_pages):
-            index.pages.append([key.hex(), before.hex(), _written(to, cache.read_page(page))])
+            index.pages.append([key.hex(), before.hex(), _written(new_file, cache.read_page(page))])
         for key, slot in islice(snapshots.items(), n_snapshots):
             assert states is not None
-            index.snapshots.append([key.hex(), _written(to, states.read_slot(slot))])
-        index.write(to)
+            index.snapshots.append([key.hex(), _written(new_file, states.read_slot(slot))])
+        index.write(new_file)
     return len(index.pages) * cache.page_tokens
 
 
@@ -191,8 +191,8 @@ def _fill(cache: PagedKVCache, content: BinaryIO, index: _Index) -> int:
         pages[page] = bytes.fromhex(key), bytes.fromhex(before)
     if states is not None:
         content.seek(len(MAGIC) + len(index.pages) * index.page_nbytes)
-        found = [(key, _read(content, index.snapshot_nbytes, digest)) for key, digest in index.snapshots]
-        for key, data in found:
+        snapshots = [(key, _read(content, index.snapshot_nbytes, digest)) for key, digest in index.snapshots]
+        for key, data in snapshots:
             states.add_snapshot(bytes.fromhex(key), data)
     cache.add_findable(pages)
     return len(pages) * cache.page_tokens
@@ -216,10 +216,10 @@ def _replacing(file: Path) -> Iterator[BinaryIO]:
     descriptor, name = tempfile.mkstemp(dir=file.absolute().parent, prefix=f".{file.name}.")
     partial = Path(name)
     try:
-        with open(descriptor, "wb") as to:
-            yield to
-            to.flush()
-            os.fsync(to.fileno())
+        with open(descriptor, "wb") as new_file:
+            yield new_file
+            new_file.flush()
+            os.fsync(new_file.fileno())
         partial.replace(file)
     except BaseException:  # an incomplete file must not fill the disk
         partial.unlink(missing_ok=True)

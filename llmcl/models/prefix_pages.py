@@ -55,7 +55,7 @@ class PrefixPages:
 
     def chains(self, pages: Iterable[int]) -> dict[int, tuple[bytes, bytes]]:
         """Returns the findable pages among `pages`, each after its predecessor, with key and previous key."""
-        found: dict[int, tuple[bytes, bytes]] = {}
+        findable: dict[int, tuple[bytes, bytes]] = {}
         known = {b""}  # the previous key of a text's first page
         for page in pages:
             chain: dict[int, tuple[bytes, bytes]] = {}
@@ -64,19 +64,19 @@ class PrefixPages:
                 chain[at] = key, self._before[at]
                 key = self._before[at]
             if key in known:
-                found.update(reversed(chain.items()))
+                findable.update(reversed(chain.items()))
                 known.update(key for key, _ in chain.values())
-        return found
+        return findable
 
     def find(self, token_ids: Sequence[int], page_tokens: int) -> list[int]:
         """Returns all pages with the beginning of the text."""
-        found: list[int] = []
+        prefix_pages: list[int] = []
         for key in page_keys(token_ids, page_tokens):
             page = self._page_with(key)
             if page is None:
                 break
-            found.append(page)
-        return found
+            prefix_pages.append(page)
+        return prefix_pages
 
     def _page_with(self, key: bytes) -> int | None:
         page = self._page_of.get(key)

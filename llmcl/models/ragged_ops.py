@@ -58,11 +58,11 @@ class RaggedOps(PrefillOps):
         return launches + rope_append(self.device, self.shape, act.qkv, act.rope_of(rotation), self.step, k, v)
 
     def collected(self, name: str, columns: int) -> list[Launch]:
-        act, to = self.act, self.wanted
-        if not self.keeps_last or to is None:
+        act, wanted = self.act, self.wanted
+        if not self.keeps_last or wanted is None:
             return []
-        rows = gather_rows(self.device, self.runs, act.x, to.x, self.config.hidden_size)
-        return rows + gather_rows(self.device, self.runs, act.of(name), to.of(name), columns)
+        rows = gather_rows(self.device, self.runs, act.x, wanted.x, self.config.hidden_size)
+        return rows + gather_rows(self.device, self.runs, act.of(name), wanted.of(name), columns)
 
     def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
         alone, act = replace(self.shape, n_kv_heads=0), self.act  # without KV heads the cache stays unchanged
@@ -91,16 +91,16 @@ class RaggedOps(PrefillOps):
         return launches + attention_prefill(self.device, self.shape, self.act.qkv, runs, k, v, out, **how)
 
     def _collect(self) -> list[Launch]:
-        act, to, shape = self.act, self.wanted, self.shape
-        assert to is not None
+        act, wanted, shape = self.act, self.wanted, self.shape
+        assert wanted is not None
         heads = shape.n_q_heads + 2 * shape.n_kv_heads
         launches = []
         for rows, of_wanted, columns in (
-            (act.x, to.x, self.config.hidden_size),
-            (act.qkv, to.qkv, heads * shape.head_dim),
-            (act.rope, to.rope, self.config.rotated_size("main")),
-            (act.local_rope, to.local_rope, self.config.rotated_size("local")),
-            (act.layer_inputs, to.layer_inputs, self.config.n_layers * self.config.layer_input_size),
+            (act.x, wanted.x, self.config.hidden_size),
+            (act.qkv, wanted.qkv, heads * shape.head_dim),
+            (act.rope, wanted.rope, self.config.rotated_size("main")),
+            (act.local_rope, wanted.local_rope, self.config.rotated_size("local")),
+            (act.layer_inputs, wanted.layer_inputs, self.config.n_layers * self.config.layer_input_size),
         ):
             if rows is not None and of_wanted is not None:
                 launches += gather_rows(self.device, self.runs, rows, of_wanted, columns)

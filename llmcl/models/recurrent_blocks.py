@@ -130,7 +130,7 @@ class DeltaNetBlock(MixerBlock):
         weights, act, step = self.weights, ops.act, ops.step
         rows, qkv, gates, mixed = (act.of(name) for name in ("mixer_in", "mixer_qkv", "mixer_gates", "mixed"))
         yield from ops.norm_linear(weights.norm, weights.projection, rows)
-        own = weights.conv, weights.scalars, weights.gated_norm, self.states["conv"], self.states["matrix"]
-        buffers = DeltaBuffers(*own, rows, qkv, gates, mixed)
+        layer_buffers = weights.conv, weights.scalars, weights.gated_norm, self.states["conv"], self.states["matrix"]
+        buffers = DeltaBuffers(*layer_buffers, rows, qkv, gates, mixed)
         shape, eps = delta_shape(self.settings), ops.config.rms_norm_eps
         yield from delta_net(ops.device, shape, buffers, step, eps=eps, each_alone=ops.each_alone)

@@ -225,12 +225,12 @@ class RecurrentStates:
 
     def _latest(self, text: Sequence[int]) -> tuple[int, bytes | None]:
         """Returns the token count and key of the longest prefix with a snapshot, or (0, None)."""
-        found: tuple[int, bytes | None] = (0, None)
+        longest: tuple[int, bytes | None] = (0, None)
         if self._snapshots:
             for i, key in enumerate(page_keys(text, self.border_tokens), 1):
                 if key in self._snapshots:
-                    found = i * self.border_tokens, key
-        return found
+                    longest = i * self.border_tokens, key
+        return longest
 
     def _free_slot(
         self, sequence: SequenceState, forget: Callable[[SequenceState], None], keep: bytes | None = None

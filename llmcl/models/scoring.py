@@ -48,7 +48,7 @@ class Scoring:
             waits.append(self._read(following[done : done + n]))
             done += n
         self._model.device.flush()
-        return lambda: [found for wait in waits for found in wait() if found is not None]
+        return lambda: [scores for wait in waits for scores in wait() if scores is not None]
 
     def _read(self, following: Sequence[int]) -> Callable[[], list[LogProb | None]]:
         """Enqueues the read of these tokens' log-probabilities from the logits."""

@@ -55,8 +55,8 @@ def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator
 
 def _embed(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
     yield from ops.embed(weights.embedding)
-    if (of := weights.layer_inputs) is not None:
-        yield from ops.layer_inputs(of.embedding, of.projection, of.norm)
+    if (inputs := weights.layer_inputs) is not None:
+        yield from ops.layer_inputs(inputs.embedding, inputs.projection, inputs.norm)
 
 
 def _keeper(layers: Layers) -> int:
@@ -148,27 +148,27 @@ def _first_run(kernel: PersistentLayers, layers: Layers, first: int, ops: Decode
         whole = decode_layers(layers[first : first + count], ops)
         return whole if isinstance(whole, str) else kernel.unsupported_reason(ops.device, whole) or whole
 
-    found = launch_of(len(layers) - first)
-    if isinstance(found, str):
+    fused = launch_of(len(layers) - first)
+    if isinstance(fused, str):
         for count in range(1, len(layers) - first):
             longer = launch_of(count)
             if isinstance(longer, str):
-                found = longer if count == 1 and longer != NO_ATTENTION else found
+                fused = longer if count == 1 and longer != NO_ATTENTION else fused
                 break
-            found = longer
-    if isinstance(found, str):
-        return LayerRun(first, layers[first : first + 1], why=found)
-    return LayerRun(first, layers[first : first + len(found.layers)], kernel, found)
+            fused = longer
+    if isinstance(fused, str):
+        return LayerRun(first, layers[first : first + 1], why=fused)
+    return LayerRun(first, layers[first : first + len(fused.layers)], kernel, fused)
 
 
 def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
     """Describes a decode step's layers for kernels that run all layers, or says why no kernel can."""
-    found = []
+    described = []
     for blocks in layers:
         why = next(filter(None, (block.why_separate for block in blocks)), None)
         match blocks:
             case [(AttentionBlock() | MixerBlock()) as mixer, (MlpBlock() | ExpertsBlock()) as mlp] if why is None:
-                found.append(_decode_layer(mixer, mlp, ops))
+                described.append(_decode_layer(mixer, mlp, ops))
             case _:
                 return why or "it is more than attention and a gated MLP"
     config = ops.config
@@ -179,7 +179,7 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
         return NO_ATTENTION
     of_heads = ops.of_heads(attentions[0].heads)
     return DecodeLayers(
-        found,
+        described,
         of_heads.shape,
         ops.step,
         config.hidden_size,
@@ -201,15 +201,15 @@ def _decode_layer(block: AttentionBlock | MixerBlock, mlp: MlpBlock | ExpertsBlo
         "down_bias": m.down_bias,
         "router_bias": None if experts is None else experts.router_bias,
     }
-    own: dict[str, Any]
+    mixer_fields: dict[str, Any]
     if isinstance(block, AttentionBlock):
         a = block.weights
         vectors |= {"bias": a.bias, "output_bias": a.output_bias, "sinks": a.sinks}
         vectors |= {"head_norms": a.head_norms, "q_norm": a.q_norm, "k_norm": a.k_norm}
-        own = {"qkv": a.qkv, "k": block.k, "v": block.v, "mods": block.mods, "attention_gate": a.gate}
-        own["rope"] = ops.act.rope_of(block.rotation)
+        mixer_fields = {"qkv": a.qkv, "k": block.k, "v": block.v, "mods": block.mods, "attention_gate": a.gate}
+        mixer_fields["rope"] = ops.act.rope_of(block.rotation)
     else:
-        own = {"qkv": block.weights.projection, "mixer": block.mixer}
+        mixer_fields = {"qkv": block.weights.projection, "mixer": block.mixer}
     return DecodeLayer(
         output=block.weights.output,
         gate_up=m.gate_up,
@@ -218,7 +218,7 @@ def _decode_layer(block: AttentionBlock | MixerBlock, mlp: MlpBlock | ExpertsBlo
         gate=mlp.gate,
         router=None if experts is None else experts.router,
         renormalize=not isinstance(mlp, ExpertsBlock) or mlp.renormalize,
-        **own,
+        **mixer_fields,
     )
 
 

@@ -140,13 +140,13 @@ def _checked(experts: Experts, source: str) -> Experts:
         if settings is None:
             continue
         in_all += settings.n_experts
-        if (of := settings.scores) is not None:
-            reached = settings.n_experts // of.n_groups * of.top_groups
-            if settings.n_experts % of.n_groups or reached < settings.top_k:
+        if (scores := settings.scores) is not None:
+            reached = settings.n_experts // scores.n_groups * scores.top_groups
+            if settings.n_experts % scores.n_groups or reached < settings.top_k:
                 raise CheckpointError(
                     f"{source}: {settings.top_k} of {settings.n_experts} experts cannot be chosen from "
-                    f"{of.top_groups} of {of.n_groups} groups. The checkpoint is damaged or not what it claims to be; "
-                    "fetch or convert it again."
+                    f"{scores.top_groups} of {scores.n_groups} groups. The checkpoint is damaged or not what it claims "
+                    "to be; fetch or convert it again."
                 )
         for name, size in (("expert", settings.size), ("shared expert", settings.shared_size)):
             if size % limits.SIZE_MULTIPLE:

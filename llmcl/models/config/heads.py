@@ -19,12 +19,12 @@ def heads_from_hf(read: Reader, family: Family, windows: Windows, usual: Heads) 
     """Reads per-layer heads from per_layer_config (transformers 5), or one setting for all layers without a window.
     usual: the model's heads.
     """
-    own: OwnHeads = [None] * len(windows)
+    layer_heads: OwnHeads = [None] * len(windows)
     table = read.table("per_layer_config")
     if not family.own_heads:
         if table is not None and table.values:
             unsupported("settings of single layers (per_layer_config) in this architecture")
-        return own
+        return layer_heads
     if table is None:
         n_kv = usual.n_kv
         if read.flag("attention_k_eq_v", default=False):
@@ -37,12 +37,12 @@ def heads_from_hf(read: Reader, family: Family, windows: Windows, usual: Heads) 
             read.fail("per_layer_config", key, f"objects for layers 0 to {len(windows) - 1}")
         if unknown := sorted(set(of_layer.values) - {"head_dim", "num_key_value_heads"}):
             unsupported(f"{', '.join(unknown)} of single layers (per_layer_config)")
-        found = Heads(
+        heads = Heads(
             of_layer.size("num_key_value_heads", limits.MAX_HEADS, default=usual.n_kv),
             of_layer.size("head_dim", limits.MAX_HEAD_DIM, default=usual.size),
         )
-        own[int(key)] = None if found == usual else found
-    return own
+        layer_heads[int(key)] = None if heads == usual else heads
+    return layer_heads
 
 
 def keys_as_values_from_hf(read: Reader, family: Family, windows: Windows) -> list[bool]:
@@ -61,8 +61,8 @@ def heads_from_gguf(
         return Heads(max(n_kv), size), [None] * len(windows)
     windowed = read.size(f"{arch}.attention.key_length_swa", limits.MAX_HEAD_DIM, default=size)
     for key in (f"{arch}.attention.value_length_swa", f"{arch}.rope.dimension_count_swa"):
-        if (found := read.size(key, limits.MAX_HEAD_DIM, default=windowed)) != windowed:
-            unsupported(f"{key} {found} beside keys of {windowed}")
+        if (unwindowed := read.size(key, limits.MAX_HEAD_DIM, default=windowed)) != windowed:
+            unsupported(f"{key} {unwindowed} beside keys of {windowed}")
     each = [Heads(n, windowed if window is not None else size) for n, window in zip(n_kv, windows, strict=True)]
     usual = next((heads for heads, window in zip(each, windows, strict=True) if window is not None), each[0])
     return usual, [None if heads == usual else heads for heads in each]

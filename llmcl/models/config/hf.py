@@ -84,7 +84,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
         heads = Heads(1, latent.width)
     input_size = input_size_from_hf(read, family, vocab_size)
     of_layers = _settings(read, family, n_layers, max_position, heads, input_size)
-    settings = [replace(of, latent=latent) for of in of_layers]
+    settings = [replace(layer_settings, latent=latent) for layer_settings in of_layers]
     rotated = next((layer.heads.size for layer in settings if layer.heads and layer.rotation == "main"), head_dim)
     rope = rope_from_hf(read, family, rotated if latent is None else latent.rope, max_position)
     if latent is not None:
@@ -124,9 +124,9 @@ def _text_config(read: Reader, part: TextPart) -> dict[str, Any]:
         unsupported(f"the architecture {shown(read.get('architectures'))}", f"it supports {part.hf_class}")
     text = read.table("text_config")
     beside = {key: read.get(key) for key in _BESIDE_TEXT_CONFIG if read.get(key) is not None}
-    own = {} if text is None else {key: value for key, value in text.values.items() if value is not None}
+    text_values = {} if text is None else {key: value for key, value in text.values.items() if value is not None}
     tied = {"tie_word_embeddings": read.flag("tie_word_embeddings", default=part.tied)}
-    return {"model_type": part.family, **beside, **own, **tied, "architectures": None}
+    return {"model_type": part.family, **beside, **text_values, **tied, "architectures": None}
 
 
 def _settings(
@@ -230,8 +230,8 @@ def _refuse_features(read: Reader, family: Family) -> None:
                 "use the original bfloat16 or float16 checkpoint, or a GGUF file",
             )
     for name, value in family.fixed.items():
-        if (found := read.get(name, value)) != value:
-            unsupported(f"{name} {shown(found)}", f"it supports {value}")
+        if (actual := read.get(name, value)) != value:
+            unsupported(f"{name} {shown(actual)}", f"it supports {value}")
 
 
 def _dtype(read: Reader) -> str:

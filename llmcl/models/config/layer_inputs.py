@@ -40,7 +40,7 @@ def _keys_of(read: Reader, key: str, n_shared: int, windows: Windows) -> KeysOf:
 def mlp_widths_from_hf(read: Reader, family: Family, keys_of: KeysOf) -> list[int]:
     """Returns MLP widths. Layers that read another layer's keys may have an MLP twice as wide."""
     doubles = family.own_heads and read.flag("use_double_wide_mlp", default=False)
-    return [2 if doubles and of is not None else 1 for of in keys_of]
+    return [2 if doubles and source_layer is not None else 1 for source_layer in keys_of]
 
 
 def mlp_widths_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -> tuple[int | None, list[int]]:

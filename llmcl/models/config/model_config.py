@@ -141,8 +141,8 @@ class ModelConfig:
     @property
     def kinds_of_heads(self) -> list[Heads]:
         """Returns the distinct head kinds, in layer order."""
-        found = [*dict.fromkeys(map(self.heads, self.attention_layers))]
-        return found or [Heads(self.n_kv_heads, self.head_dim)]
+        kinds = [*dict.fromkeys(map(self.heads, self.attention_layers))]
+        return kinds or [Heads(self.n_kv_heads, self.head_dim)]
 
     @property
     def qkv_values(self) -> int:
@@ -201,7 +201,7 @@ class ModelConfig:
         """Returns Hugging Face name and shape of every tensor in the model, in order of use."""
         top = {what: {plan.tensors[0]: (plan.rows, plan.k)} for what, plan in self.top_matrices().items()}
         head = top.pop("head", {})
-        shapes: dict[str, tuple[int, ...]] = {name: shape for of in top.values() for name, shape in of.items()}
+        shapes: dict[str, tuple[int, ...]] = {name: shape for group in top.values() for name, shape in group.items()}
         if self.layer_input_size:
             shapes[LAYER_INPUT_NORM] = (self.layer_input_size,)
         for i, blocks in enumerate(self.layers):
@@ -232,11 +232,11 @@ def checked(config: ModelConfig, source: str) -> ModelConfig:
     if len(rotated) > len({rotation for rotation, _ in rotated}):
         unsupported("heads of different sizes in layers with the same rotation")
     for i in config.attention_layers:
-        of = config.keys_of(i)
-        if of not in config.cached_layers or of > i or config.heads(of) != config.heads(i):
+        owner = config.keys_of(i)
+        if owner not in config.cached_layers or owner > i or config.heads(owner) != config.heads(i):
             raise CheckpointError(
-                f"{source}: layer {i} is to read the keys of layer {of}, which does not have such keys. The checkpoint "
-                "is damaged or not what it claims to be; fetch or convert it again."
+                f"{source}: layer {i} is to read the keys of layer {owner}, which does not have such keys. The "
+                "checkpoint is damaged or not what it claims to be; fetch or convert it again."
             )
     for heads in dict.fromkeys([Heads(config.n_kv_heads, config.head_dim), *config.kinds_of_heads]):
         if config.n_q_heads % heads.n_kv:

@@ -79,7 +79,7 @@ def recurrent_from_gguf(
 def _is_there(joined: str, family: Family, tensor_names: Collection[str]) -> bool:
     """Returns whether a GGUF file has a joined projection. Later llama.cpp converters split joined projections."""
     module = f"linear_attn.in_proj_{joined}"
-    names = [f".{name}.weight" for name, own in family.gguf_modules.items() if own == module]
+    names = [f".{name}.weight" for name, hf_module in family.gguf_modules.items() if hf_module == module]
     return any(tensor.endswith(name) for tensor in tensor_names for name in names)
 
 

@@ -201,7 +201,7 @@ class Attention(Block):
         normed = "qk" if self.keys_of is None else "q"
         norms = {f"self_attn.{name}_norm.weight": (self.heads_in(sizes).size,) for name in normed}
         rows = {name: {f"self_attn.{name}_norm.weight": (n,)} for name, n in (("q", q), ("k", kv))}
-        own: dict[str, Shapes] = {
+        block_vectors: dict[str, Shapes] = {
             "q_norm": rows["q"] if self.row_norms else {},
             "k_norm": rows["k"] if self.row_norms else {},
             "bias": biases if self.bias else {},
@@ -209,7 +209,7 @@ class Attention(Block):
             "output_bias": {"self_attn.o_proj.bias": (sizes.hidden_size,)} if self.output_bias else {},
             "sinks": {"self_attn.sinks": (sizes.n_q_heads,)} if self.sinks else {},
         }
-        return super().vectors(sizes) | own
+        return super().vectors(sizes) | block_vectors
 
     @property
     def _projections(self) -> str:
@@ -246,11 +246,11 @@ class GatedMlp(Block):
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
         gate_up = {f"mlp.{name}_proj.bias": (self.rows(sizes),) for name in ("gate", "up")}
-        own: dict[str, Shapes] = {
+        block_vectors: dict[str, Shapes] = {
             "gate_up_bias": gate_up if self.bias else {},
             "down_bias": {"mlp.down_proj.bias": (sizes.hidden_size,)} if self.bias else {},
         }
-        return super().vectors(sizes) | own
+        return super().vectors(sizes) | block_vectors
 
 
 @dataclass(frozen=True)
@@ -348,19 +348,19 @@ class Experts(Block):
     correction: str = "mlp.gate.e_score_correction_bias"  # tensor for `Scores.corrected`
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
-        hidden, of = sizes.hidden_size, self.settings
-        numbers = range(of.n_experts)
+        hidden, settings = sizes.hidden_size, self.settings
+        numbers = range(settings.n_experts)
         pairs = tuple(f"{module.format(i)}.weight" for i in numbers for module in (self.gate, self.up))
         downs = tuple(f"{self.down.format(i)}.weight" for i in numbers)
-        several = partial(MatrixPlan, n_experts=of.n_experts, top_k=of.top_k)
+        several = partial(MatrixPlan, n_experts=settings.n_experts, top_k=settings.top_k)
         plans = {
-            "router": MatrixPlan("router", hidden, self._routers(), (of.n_experts, 1)[: len(self._routers())]),
-            "gate_up": several("gate and up of experts", hidden, pairs, (of.size,) * len(pairs), alternate=True),
-            "down": several("down of experts", of.size, downs, (hidden,) * len(downs)),
+            "router": MatrixPlan("router", hidden, self._routers(), (settings.n_experts, 1)[: len(self._routers())]),
+            "gate_up": several("gate and up of experts", hidden, pairs, (settings.size,) * len(pairs), alternate=True),
+            "down": several("down of experts", settings.size, downs, (hidden,) * len(downs)),
         }
-        if of.shared_size:
+        if settings.shared_size:
             gate, up, down = (f"{self.shared}.{name}_proj.weight" for name in ("gate", "up", "down"))
-            shared = of.shared_size
+            shared = settings.shared_size
             plans["shared_gate_up"] = MatrixPlan("shared gate, up", hidden, (gate, up), (shared,) * 2, alternate=True)
             plans["shared_down"] = MatrixPlan("shared down", shared, (down,), (hidden,))
         return plans
@@ -375,21 +375,25 @@ class Experts(Block):
         return tuple(f"{module}.weight" for module in modules)
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        n, of = range(self.settings.n_experts if self.bias else 0), self.settings
-        own: dict[str, Shapes] = {
-            "router_bias": {f"{self.router}.bias": (of.n_experts,)} if self.bias else {},
-            "gate_up_bias": {f"{module.format(i)}.bias": (of.size,) for i in n for module in (self.gate, self.up)},
+        n, settings = range(self.settings.n_experts if self.bias else 0), self.settings
+        block_vectors: dict[str, Shapes] = {
+            "router_bias": {f"{self.router}.bias": (settings.n_experts,)} if self.bias else {},
+            "gate_up_bias": {
+                f"{module.format(i)}.bias": (settings.size,) for i in n for module in (self.gate, self.up)
+            },
             "down_bias": {f"{self.down.format(i)}.bias": (sizes.hidden_size,) for i in n},
-            "scales": {} if self.scales is None else {self.scales: (of.n_experts,)},
-            "correction": {self.correction: (of.n_experts,)} if of.scores and of.scores.corrected else {},
+            "scales": {} if self.scales is None else {self.scales: (settings.n_experts,)},
+            "correction": {self.correction: (settings.n_experts,)}
+            if settings.scores and settings.scores.corrected
+            else {},
         }
         hidden = (sizes.hidden_size,)
         if (norms := self.own_norms) is not None:
-            own["router_norm"] = {norms.router: hidden}
-            own["shared_norm"] = {f"{norms.shared}.weight": hidden}
-            own["shared_post_norm"] = {f"{norms.after_shared}.weight": hidden}
-            own["chosen_post_norm"] = {f"{norms.after_chosen}.weight": hidden}
-        return super().vectors(sizes) | own
+            block_vectors["router_norm"] = {norms.router: hidden}
+            block_vectors["shared_norm"] = {f"{norms.shared}.weight": hidden}
+            block_vectors["shared_post_norm"] = {f"{norms.after_shared}.weight": hidden}
+            block_vectors["chosen_post_norm"] = {f"{norms.after_chosen}.weight": hidden}
+        return super().vectors(sizes) | block_vectors
 
 
 Layer = tuple[Block, ...]

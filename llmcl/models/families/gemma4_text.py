@@ -30,9 +30,9 @@ def layer(settings: LayerSettings) -> Layer:
         keys_of=settings.keys_of,
         soft_cap=None,
     )
-    given = (LayerInput(post_norm=_AFTER_INPUT, size=settings.input_size),) if settings.input_size else ()
+    layer_input = (LayerInput(post_norm=_AFTER_INPUT, size=settings.input_size),) if settings.input_size else ()
     if settings.experts is None:
-        return attention, replace(mlp, width=settings.mlp_width), *given, Factor()
+        return attention, replace(mlp, width=settings.mlp_width), *layer_input, Factor()
     experts = Experts(
         _BEFORE_CHOSEN,
         mlp.post_norm,
@@ -46,7 +46,7 @@ def layer(settings: LayerSettings) -> Layer:
         own_norms=_NORMS,
         scales="router.per_expert_scale",
     )
-    return attention, experts, *given, Factor()
+    return attention, experts, *layer_input, Factor()
 
 
 FAMILY = Family(

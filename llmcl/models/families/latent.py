@@ -53,29 +53,29 @@ class LatentAttention(Attention):
     settings: LatentSettings = LatentSettings()
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
-        of, hidden, heads = self.settings, sizes.hidden_size, sizes.n_q_heads
-        name, k = ("q_b", of.query_rank) if of.query_rank else ("q", hidden)
-        down = MatrixPlan("down of queries", hidden, ("self_attn.q_a_proj.weight",), (of.query_rank,))
-        return ({"query_down": down} if of.query_rank else {}) | {
-            "queries": MatrixPlan("queries", k, (f"self_attn.{name}_proj.weight",), (heads * of.query,)),
-            "latents": MatrixPlan("latents", hidden, ("self_attn.kv_a_proj_with_mqa.weight",), (of.width,)),
-            "keys": MatrixPlan("keys of heads", of.nope, (KEYS,), (heads * of.rank,)),
-            "values": MatrixPlan("values of heads", of.rank, (VALUES,), (heads * of.value,)),
-            "output": MatrixPlan("output", heads * of.value, ("self_attn.o_proj.weight",), (hidden,)),
+        settings, hidden, heads = self.settings, sizes.hidden_size, sizes.n_q_heads
+        name, k = ("q_b", settings.query_rank) if settings.query_rank else ("q", hidden)
+        down = MatrixPlan("down of queries", hidden, ("self_attn.q_a_proj.weight",), (settings.query_rank,))
+        return ({"query_down": down} if settings.query_rank else {}) | {
+            "queries": MatrixPlan("queries", k, (f"self_attn.{name}_proj.weight",), (heads * settings.query,)),
+            "latents": MatrixPlan("latents", hidden, ("self_attn.kv_a_proj_with_mqa.weight",), (settings.width,)),
+            "keys": MatrixPlan("keys of heads", settings.nope, (KEYS,), (heads * settings.rank,)),
+            "values": MatrixPlan("values of heads", settings.rank, (VALUES,), (heads * settings.value,)),
+            "output": MatrixPlan("output", heads * settings.value, ("self_attn.o_proj.weight",), (hidden,)),
         }
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        of, norms = self.settings, ("norm", "post_norm")
+        settings, norms = self.settings, ("norm", "post_norm")
         common = {name: shapes for name, shapes in super().vectors(sizes).items() if name in norms}
-        query_norm = {"self_attn.q_a_layernorm.weight": (of.query_rank,)} if of.query_rank else {}
-        query_bias = {"self_attn.q_a_proj.bias": (of.query_rank,)} if of.query_rank else {}
+        query_norm = {"self_attn.q_a_layernorm.weight": (settings.query_rank,)} if settings.query_rank else {}
+        query_bias = {"self_attn.q_a_proj.bias": (settings.query_rank,)} if settings.query_rank else {}
         biases: dict[str, Shapes] = {
             "query_bias": query_bias,
-            "latent_bias": {"self_attn.kv_a_proj_with_mqa.bias": (of.width,)},
+            "latent_bias": {"self_attn.kv_a_proj_with_mqa.bias": (settings.width,)},
             "output_bias": {"self_attn.o_proj.bias": (sizes.hidden_size,)},
         }
         return common | {
             "query_norm": query_norm,
-            "latent_norm": {"self_attn.kv_a_layernorm.weight": (of.rank,)},
+            "latent_norm": {"self_attn.kv_a_layernorm.weight": (settings.rank,)},
             **(biases if self.bias else {name: {} for name in biases}),
         }

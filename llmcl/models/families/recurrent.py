@@ -84,8 +84,8 @@ class DeltaNet(RecurrentBlock):
     settings: DeltaSettings = DeltaSettings()
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
-        hidden, of = sizes.hidden_size, self.settings
-        values = of.n_v * of.d_v
+        hidden, settings = sizes.hidden_size, self.settings
+        values = settings.n_v * settings.d_v
         names, rows, runs = zip(*self._inputs(), strict=True)
         tensors = tuple(f"linear_attn.in_proj_{name}.weight" for name in names)
         return {
@@ -95,36 +95,36 @@ class DeltaNet(RecurrentBlock):
 
     def _inputs(self) -> list[tuple[str, int, RowRuns | None]]:
         """Returns tensor, row count and row selection for the projection's parts, in the order q, k, v, z, b, a."""
-        of = self.settings
-        of_key_head, values = of.n_v // of.n_k, of.n_v * of.d_v
-        parts: list[tuple[str, int, RowRuns | None]] = [("qkv", of.channels, None), ("z", values, None)]
-        if "qkvz" in of.joined:
-            sizes = of.d_k, of.d_k, of_key_head * of.d_v, of_key_head * of.d_v
-            parts = [("qkvz", of.n_k * runs.run, runs) for runs in row_runs(*sizes)]
-        if "ba" in of.joined:
-            return parts + [("ba", of.n_v, runs) for runs in row_runs(of_key_head, of_key_head)]
-        return [*parts, ("b", of.n_v, None), ("a", of.n_v, None)]
+        settings = self.settings
+        of_key_head, values = settings.n_v // settings.n_k, settings.n_v * settings.d_v
+        parts: list[tuple[str, int, RowRuns | None]] = [("qkv", settings.channels, None), ("z", values, None)]
+        if "qkvz" in settings.joined:
+            sizes = settings.d_k, settings.d_k, of_key_head * settings.d_v, of_key_head * settings.d_v
+            parts = [("qkvz", settings.n_k * runs.run, runs) for runs in row_runs(*sizes)]
+        if "ba" in settings.joined:
+            return parts + [("ba", settings.n_v, runs) for runs in row_runs(of_key_head, of_key_head)]
+        return [*parts, ("b", settings.n_v, None), ("a", settings.n_v, None)]
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        of, heads = self.settings, (self.settings.n_v,)
-        own: dict[str, Shapes] = {
-            "conv": {"linear_attn.conv1d.weight": (of.channels, of.length)},
-            "scalars": {f"linear_attn.{'A_log' if of.log_decays else 'A'}": heads, "linear_attn.dt_bias": heads},
-            "gated_norm": {"linear_attn.norm.weight": (of.d_v,)},
+        settings, heads = self.settings, (self.settings.n_v,)
+        block_vectors: dict[str, Shapes] = {
+            "conv": {"linear_attn.conv1d.weight": (settings.channels, settings.length)},
+            "scalars": {f"linear_attn.{'A_log' if settings.log_decays else 'A'}": heads, "linear_attn.dt_bias": heads},
+            "gated_norm": {"linear_attn.norm.weight": (settings.d_v,)},
         }
-        return super().vectors(sizes) | own
+        return super().vectors(sizes) | block_vectors
 
     def states(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
-        of = self.settings
-        return {"conv": (of.length - 1, of.channels), "matrix": (of.n_v, of.d_k, of.d_v)}
+        settings = self.settings
+        return {"conv": (settings.length - 1, settings.channels), "matrix": (settings.n_v, settings.d_k, settings.d_v)}
 
     def activations(self, sizes: Sizes) -> dict[str, int]:
-        of = self.settings
-        values = of.n_v * of.d_v
+        settings = self.settings
+        values = settings.n_v * settings.d_v
         return {
-            "mixer_in": of.channels + values + 2 * of.n_v,
-            "mixer_qkv": of.channels,
-            "mixer_gates": 2 * of.n_v,
+            "mixer_in": settings.channels + values + 2 * settings.n_v,
+            "mixer_qkv": settings.channels,
+            "mixer_gates": 2 * settings.n_v,
             "mixed": values,
         }
 
