@@ -46,7 +46,7 @@ LOCALS_ABOVE: dict[str, int] = {
     "runtime": 6,
     "serve": 31,
     "tokenizer": 12,
-    "tools": 33,
+    "tools": 1,
 }
 
 ROOMS = sorted({path.parent.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py")})

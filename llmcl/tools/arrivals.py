@@ -280,9 +280,9 @@ def plot(rows: Sequence[Row], path: str) -> None:
     """Draws answer tokens per second over median and p99 time between tokens, a point per rate."""
     curves = {}
     for pp, tg, pl in dict.fromkeys((row.pp, row.tg, row.pl) for row in rows):
-        own = sorted((row for row in rows if (row.pp, row.tg, row.pl) == (pp, tg, pl)), key=lambda row: row.rate)
+        curve_rows = sorted((row for row in rows if (row.pp, row.tg, row.pl) == (pp, tg, pl)), key=lambda row: row.rate)
         for name in ("p50", "p99"):
-            points = [(row.tbt_ms[name], row.answer_ts, f"{row.rate:g}") for row in own]
+            points = [(row.tbt_ms[name], row.answer_ts, f"{row.rate:g}") for row in curve_rows]
             label = f"{pp} + {tg} tokens, {counted(pl, 'sequence')}, {name}"
             curves[label] = [(ms, rate, beside) for ms, rate, beside in points if ms is not None]
     first = rows[0]

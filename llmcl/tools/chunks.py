@@ -89,13 +89,13 @@ def _measure(batch: Batch, plan: Plan, pp: int, pl: int) -> dict[int, float]:
         inputs = batch.read([(sequence, rng.integers(0, vocab, pp).tolist()) for sequence in running])()
         seconds: dict[int, list[float]] = {chunk: [] for chunk in (0, *plan.chunks)}
         for turn in range(plan.repetitions + 1):  # the first is a warm-up
-            for chunk, found in seconds.items():
+            for chunk, step_seconds in seconds.items():
                 batch.cache.truncate(other, 0)
                 prompt = rng.integers(0, vocab, chunk).tolist()
                 times, inputs = _steps(batch, running, inputs, other, prompt)
                 if turn:
-                    found += times
-        return {chunk: median(found) for chunk, found in seconds.items()}
+                    step_seconds += times
+        return {chunk: median(step_seconds) for chunk, step_seconds in seconds.items()}
     finally:
         for sequence in (*running, other):
             batch.end(sequence)

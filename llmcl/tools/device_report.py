@@ -76,8 +76,8 @@ def measured_rates(entry: DeviceEntry, timeout_s: float = TIMEOUT_S) -> dict[str
         if code is None:
             why = f"no end within {timeout_s:.0f} s"
         else:
-            found = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
-            rates = found[-1] if found else {}
+            reports = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+            rates = reports[-1] if reports else {}
             why = what_failed(said) or f"exit status {code}"
     except (OSError, ValueError) as error:
         why = str(error)

@@ -135,21 +135,21 @@ def checks() -> list[Check]:
         ("rope_append", table.implementations(RopeAppend), _rope_append, KV_DTYPES),
         ("latent_attention", table.implementations(LatentAttention), latent_attention_error, KV_DTYPES),
     ]
-    found = [
+    all_checks = [
         Check(kernel, row, dtype, partial(run, variant=row.name, dtype=dtype), rows)
         for kernel, rows, run, dtypes in kinds
         for row in rows
         for dtype in dtypes
         if row.supports(dtype, SIZE)
     ]
-    found += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
-    found += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
-    found += [Check("short_conv", None, "float32", short_conv_error)]
-    found += [Check("delta_rule", None, "float32", delta_net_error)]
-    found += [Check("latent_append", None, "float32", latent_append_error)]
+    all_checks += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
+    all_checks += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
+    all_checks += [Check("short_conv", None, "float32", short_conv_error)]
+    all_checks += [Check("delta_rule", None, "float32", delta_net_error)]
+    all_checks += [Check("latent_append", None, "float32", latent_append_error)]
     steps = table.implementations(PersistentStep)
-    found += [_check_of_steps(row, steps) for row in steps]
-    return found
+    all_checks += [_check_of_steps(row, steps) for row in steps]
+    return all_checks
 
 
 def _check_of_steps(row: PersistentStep, rows: Sequence[PersistentStep]) -> Check:
@@ -225,9 +225,9 @@ def _few_rows_chain(device: Device, *, row: PersistentStep) -> float:
         launches = trial.bind(variant=row.name, max_rows=most)
         listed = ListedStep([*launches, launches[-1]], trial.step, n, most)
         assert row.unsupported_reason(device, listed) is None
-        found = trial.error(row.bind(device, listed).parts)
+        largest_error = trial.error(row.bind(device, listed).parts)
         trial.release()
-        return found
+        return largest_error
 
     return _if_rounding_explains(error(exact=False), ROUNDED_TO_BFLOAT16, lambda: error(exact=True))
 
@@ -299,12 +299,12 @@ def _rope_append(device: Device, *, variant: str, dtype: str) -> float:
     keys[:, position : position + n] = rotated[:, 4:].swapaxes(0, 1)
     values[:, position : position + n] = qkv[:, 6:].swapaxes(0, 1)
     tiles, bits = cache_bytes(keys, values, dtype)
-    found = device.read(k, tiles.dtype, tiles.shape), device.read(v, bits.dtype, bits.shape)
+    cache_contents = device.read(k, tiles.dtype, tiles.shape), device.read(v, bits.dtype, bits.shape)
     if dtype in QUANTIZED_DTYPES:  # unwritten zeros have several encodings
-        same = np.array_equal(reference.unpack_keys(found[0]), keys)
-        same = same and np.array_equal(reference.unpack_values(found[1]), values)
+        same = np.array_equal(reference.unpack_keys(cache_contents[0]), keys)
+        same = same and np.array_equal(reference.unpack_values(cache_contents[1]), values)
     else:
-        same = np.array_equal(found[0], tiles) and np.array_equal(found[1], bits)
+        same = np.array_equal(cache_contents[0], tiles) and np.array_equal(cache_contents[1], bits)
     after = device.read(queries, np.float32, qkv.shape)
     return relative_error(after[:, :4], rotated[:, :4]) if same else float("inf")
 

@@ -32,14 +32,14 @@ def latent_attention_error(device: Device, *, variant: str, dtype: str) -> float
     errors = []
     for first, n_splits in ((0, 1), (N_TOKENS - 1, 3)):
         n, step = N_TOKENS - first, state_at(device, first, N_TOKENS - first)
-        given = device.upload(absorbed[first:], "trial queries"), device.upload(queries[first:], "trial queries"), step
+        inputs = device.upload(absorbed[first:], "trial queries"), device.upload(queries[first:], "trial queries"), step
         part_ml, part_acc = (device.alloc(4 * n * HEADS * n_splits * size, "trial parts") for size in (2, RANK))
         launches = latent_attention(
-            device, shape, *given, cache, part_ml, part_acc, out, n_splits=n_splits, variant=variant
+            device, shape, *inputs, cache, part_ml, part_acc, out, n_splits=n_splits, variant=variant
         )
         _run(launches, n)
-        found = device.read(out, np.float32, (n, HEADS, RANK))
-        errors.append(relative_error(found, expected[first:]))
+        attended = device.read(out, np.float32, (n, HEADS, RANK))
+        errors.append(relative_error(attended, expected[first:]))
     return max(errors)
 
 
@@ -53,13 +53,13 @@ def latent_append_error(device: Device) -> float:
     rope = np.concatenate([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
     cos, sin = rope[:, : ROPE // 2], rope[:, WIDTH // 2 : WIDTH // 2 + ROPE // 2]
     rows, rotated = reference.latent_append(latents, norm, queries, cos, sin, EPS, interleaved=True)
-    cache, to = device.zeros(4 * CAPACITY * WIDTH, "trial rows"), device.upload(queries, "trial queries")
-    given = device.upload(latents, "trial latents"), device.upload(norm, "trial norm"), to
+    cache, query_buffer = device.zeros(4 * CAPACITY * WIDTH, "trial rows"), device.upload(queries, "trial queries")
+    inputs = device.upload(latents, "trial latents"), device.upload(norm, "trial norm"), query_buffer
     step = state_at(device, 0, N_TOKENS)
-    _run(latent_append(device, shape, *given, device.upload(rope, "trial angles"), step, cache, eps=EPS), N_TOKENS)
+    _run(latent_append(device, shape, *inputs, device.upload(rope, "trial angles"), step, cache, eps=EPS), N_TOKENS)
     return max(
         relative_error(device.read(cache, np.float32, rows.shape), rows),
-        relative_error(device.read(to, np.float32, queries.shape), rotated),
+        relative_error(device.read(query_buffer, np.float32, queries.shape), rotated),
     )
 
 

@@ -26,41 +26,41 @@ def short_conv_error(device: Device) -> float:
     rows = rng.standard_normal((N_TOKENS + 1, 3, channels)).astype(np.float32)
     weights = rng.standard_normal((length, channels)).astype(np.float32)
     states, out = device.zeros(4 * (length - 1) * channels, "trial states"), device.alloc(rows.nbytes, "trial rows")
-    given, taps = device.alloc(rows.nbytes, "trial inputs"), device.upload(weights, "trial weights")
+    inputs, taps = device.alloc(rows.nbytes, "trial inputs"), device.upload(weights, "trial weights")
     expected, state = reference.short_conv(rows, weights, np.zeros((length - 1, channels)))
     errors = []
     for step, part in _steps(device):
-        device.write(given, rows[part])
+        device.write(inputs, rows[part])
         n, sizes = part.stop - part.start, {"channels": channels, "length": length}
-        _run(short_conv(device, given, taps, step, states, out, **sizes, each_alone=n == 1), n)
+        _run(short_conv(device, inputs, taps, step, states, out, **sizes, each_alone=n == 1), n)
         errors.append(relative_error(device.read(out, np.float32, (n, channels)), expected[part]))
     return max(*errors, relative_error(device.read(states, np.float32, state.shape), state))
 
 
 def delta_net_error(device: Device) -> float:
     """Returns the larger error from two steps: several tokens, then one token."""
-    of, rng, n_all = SHAPE, np.random.default_rng(0), N_TOKENS + 1
-    rows = rng.standard_normal((n_all, of.row)).astype(np.float32)
-    weights = rng.standard_normal((of.length, of.channels)).astype(np.float32)
-    scalars = np.stack([-np.exp(rng.uniform(-4.0, 1.0, of.n_v)), rng.standard_normal(of.n_v)]).astype(np.float32)
-    norm = rng.standard_normal(of.d_v).astype(np.float32)
-    matrix_shape = of.n_v, of.d_k, of.d_v
-    qkv, gates, _ = reference.delta_inputs(rows, weights, scalars, 0.0 * weights[1:], n_k=of.n_k, d_k=of.d_k)
-    expected, matrix = reference.delta_rule(qkv, gates, np.zeros(matrix_shape), n_k=of.n_k)
-    z = rows[:, of.channels : of.channels + of.n_v * of.d_v].reshape(expected.shape)
+    shape, rng, n_all = SHAPE, np.random.default_rng(0), N_TOKENS + 1
+    rows = rng.standard_normal((n_all, shape.row)).astype(np.float32)
+    weights = rng.standard_normal((shape.length, shape.channels)).astype(np.float32)
+    scalars = np.stack([-np.exp(rng.uniform(-4.0, 1.0, shape.n_v)), rng.standard_normal(shape.n_v)]).astype(np.float32)
+    norm = rng.standard_normal(shape.d_v).astype(np.float32)
+    matrix_shape = shape.n_v, shape.d_k, shape.d_v
+    qkv, gates, _ = reference.delta_inputs(rows, weights, scalars, 0.0 * weights[1:], n_k=shape.n_k, d_k=shape.d_k)
+    expected, matrix = reference.delta_rule(qkv, gates, np.zeros(matrix_shape), n_k=shape.n_k)
+    z = rows[:, shape.channels : shape.channels + shape.n_v * shape.d_v].reshape(expected.shape)
     expected = reference.gated_norm(expected, norm, z, EPS)
 
-    given, taps, of_heads, of_norm = (device.upload(x, "trial values") for x in (rows, weights, scalars, norm))
-    inputs = device.zeros(4 * (of.length - 1) * of.channels, "trial inputs before")
+    row_buffer, taps, of_heads, of_norm = (device.upload(x, "trial values") for x in (rows, weights, scalars, norm))
+    inputs = device.zeros(4 * (shape.length - 1) * shape.channels, "trial inputs before")
     states = device.zeros(4 * matrix.size, "trial states")
     results = (device.alloc(4 * x.size, "trial results") for x in (qkv, gates, expected))
-    buffers = DeltaBuffers(taps, of_heads, of_norm, inputs, states, given, *results)
+    buffers = DeltaBuffers(taps, of_heads, of_norm, inputs, states, row_buffer, *results)
     errors = []
     for step, part in _steps(device):
-        device.write(given, rows[part])
+        device.write(row_buffer, rows[part])
         n = part.stop - part.start
-        _run(delta_net(device, of, buffers, step, eps=EPS, each_alone=n == 1), n)
-        errors.append(relative_error(device.read(buffers.out, np.float32, (n, of.n_v, of.d_v)), expected[part]))
+        _run(delta_net(device, shape, buffers, step, eps=EPS, each_alone=n == 1), n)
+        errors.append(relative_error(device.read(buffers.out, np.float32, (n, shape.n_v, shape.d_v)), expected[part]))
     return max(*errors, relative_error(device.read(states, np.float32, matrix_shape), matrix))
 
 

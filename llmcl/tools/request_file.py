@@ -42,12 +42,12 @@ class FileRequest:
 
         A default seed applies to request 0 and grows by one per request, so repeated prompts get different answers.
         """
-        given = {name: value for name, value in self.given.items() if name != "id"}
-        prompt = given.pop("messages", None) or given.pop("prompt")
-        if any(name in given for name in MATCH_FIELDS):
+        fields = {name: value for name, value in self.given.items() if name != "id"}
+        prompt = fields.pop("messages", None) or fields.pop("prompt")
+        if any(name in fields for name in MATCH_FIELDS):
             defaults = {name: value for name, value in defaults.items() if name not in MATCH_FIELDS}
-        options = {**defaults, **given}
-        if "seed" not in given and defaults.get("seed") is not None:
+        options = {**defaults, **fields}
+        if "seed" not in fields and defaults.get("seed") is not None:
             options["seed"] = defaults["seed"] + self.index & MAX_SEED
         try:
             return engine.question(prompt, **options)
@@ -103,35 +103,35 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
     """Returns the fields with a value: null counts as missing. AnswerOptions checks its own values."""
 
     def check(name: str, holds: bool, expected: str) -> None:
-        if name in given and not holds:
-            raise UsageError(f"{where}: {name} is {shown(given[name])}; expected {expected}")
+        if name in fields and not holds:
+            raise UsageError(f"{where}: {name} is {shown(fields[name])}; expected {expected}")
 
     if unknown := [name for name in line if name not in FIELDS]:
         raise UsageError(f"{where}: the field {shown(unknown[0])} is not known; expected some of {', '.join(FIELDS)}")
-    given = {name: value for name, value in line.items() if value is not None}
-    if ("prompt" in given) == ("messages" in given):
+    fields = {name: value for name, value in line.items() if value is not None}
+    if ("prompt" in fields) == ("messages" in fields):
         raise UsageError(f"{where}: expected one of the fields prompt and messages")
-    prompt, messages, stop = given.get("prompt"), given.get("messages"), given.get("stop")
+    prompt, messages, stop = fields.get("prompt"), fields.get("messages"), fields.get("stop")
     are_ids = isinstance(prompt, list) and all(_is_whole(part) for part in prompt)
     check("prompt", bool(prompt) and (isinstance(prompt, str) or are_ids), "a text, or token ids")
     are_messages = isinstance(messages, list) and all(map(_is_message, messages))
     check("messages", bool(messages) and are_messages, 'a list of {"role": "...", "content": "..."}')
     are_texts = isinstance(stop, list) and all(isinstance(text, str) for text in stop)
     check("stop", isinstance(stop, str) or are_texts, "a text, or a list of texts")
-    check("id", isinstance(given.get("id"), str) or _is_whole(given.get("id")), "a text or a whole number")
-    check("system_prompt", isinstance(given.get("system_prompt"), str), "a text")
-    check("schema", isinstance(given.get("schema"), (dict, str)), "a JSON schema")
-    choices = given.get("choices")
+    check("id", isinstance(fields.get("id"), str) or _is_whole(fields.get("id")), "a text or a whole number")
+    check("system_prompt", isinstance(fields.get("system_prompt"), str), "a text")
+    check("schema", isinstance(fields.get("schema"), (dict, str)), "a JSON schema")
+    choices = fields.get("choices")
     check("choices", isinstance(choices, list) and all(isinstance(text, str) for text in choices), "a list of texts")
     for name in "regex", "grammar":
-        check(name, isinstance(given.get(name), str), "a text")
+        check(name, isinstance(fields.get(name), str), "a text")
     for name in "raw", "ignore_eos":
-        check(name, isinstance(given.get(name), bool), "true or false")
+        check(name, isinstance(fields.get(name), bool), "true or false")
     for name in "max_tokens", "top_k", "seed", "priority":
-        check(name, _is_whole(given.get(name)), "a whole number")
+        check(name, _is_whole(fields.get(name)), "a whole number")
     for name in "temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty":
-        check(name, _is_whole(given.get(name)) or isinstance(given.get(name), float), "a number")
-    return given
+        check(name, _is_whole(fields.get(name)) or isinstance(fields.get(name), float), "a number")
+    return fields
 
 
 def _is_whole(value: Any) -> bool:
@@ -259,7 +259,7 @@ def _lock(file: FileIO, origin: str) -> None:
 
 
 def _keys_of_results(data: bytes, origin: str, known: set[Key]) -> set[Key]:
-    found: set[Key] = set()
+    keys: set[Key] = set()
     for number, line in enumerate(data.decode("utf-8", "replace").split("\n")[:-1], 1):
         where = f"{origin} line {number}"
         result = _object(line, where)
@@ -268,8 +268,8 @@ def _keys_of_results(data: bytes, origin: str, known: set[Key]) -> set[Key]:
         key = (name, value if isinstance(value, str) or _is_whole(value) else "")
         if key not in known or not isinstance(result.get("text"), str):
             raise _no_result(where)
-        found.add(key)
-    return found
+        keys.add(key)
+    return keys
 
 
 def _is_begun(rest: bytes, key: Key) -> bool:

@@ -114,35 +114,35 @@ def _features(family: Family) -> list[str]:
             mlp_bias="mlp_bias" in family.biases,
         )
     )
-    found = ["latent attention" if family.latent else ""]
-    found += [text for key, text in _ATTENTION.items() if any(_is_set(block, key) for block in blocks)]
+    features = ["latent attention" if family.latent else ""]
+    features += [text for key, text in _ATTENTION.items() if any(_is_set(block, key) for block in blocks)]
     if isinstance(family.windows, int):
-        found.append(f"a window in {family.windows - 1} of {family.windows} layers")
+        features.append(f"a window in {family.windows - 1} of {family.windows} layers")
     else:
-        found.append(_WINDOWS[family.windows])
-    found.append("rotary frequencies of their own in layers with a window" if family.local_rope else "")
+        features.append(_WINDOWS[family.windows])
+    features.append("rotary frequencies of their own in layers with a window" if family.local_rope else "")
     if family.own_heads:
-        found += ["larger heads in layers without a window", "late layers that read keys of others"]
-        found.append("embeddings of each layer")
-    found.append("layers without rotation" if family.unrotated_layers else "")
-    found.append(
+        features += ["larger heads in layers without a window", "late layers that read keys of others"]
+        features.append("embeddings of each layer")
+    features.append("layers without rotation" if family.unrotated_layers else "")
+    features.append(
         "" if family.recurrent is None else f"{_RECURRENT[family.recurrent]} in place of attention in some layers"
     )
-    found.append("partial rotation" if family.partial_rotation else "")
-    found.append("multipliers" if family.multipliers else "")
-    found.append("a factor of each layer" if any(isinstance(block, Factor) for block in blocks) else "")
+    features.append("partial rotation" if family.partial_rotation else "")
+    features.append("multipliers" if family.multipliers else "")
+    features.append("a factor of each layer" if any(isinstance(block, Factor) for block in blocks) else "")
     for block in blocks:
         if isinstance(block, GatedMlp):
-            found.append("biases of the MLP" if block.bias else "")
+            features.append("biases of the MLP" if block.bias else "")
         if isinstance(block, (GatedMlp, Experts)):
-            found.append({"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}[block.activation])
+            features.append({"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}[block.activation])
         if isinstance(block, Experts):
-            found.append("experts with biases" if block.bias else "experts")
-            found.append("experts chosen by scores" if block.settings.scores else "")
+            features.append("experts with biases" if block.bias else "experts")
+            features.append("experts chosen by scores" if block.settings.scores else "")
             beside = "an MLP beside the experts" if block.own_norms else "a shared expert"
-            found.append(beside if block.settings.shared_size else "")
-            found.append("a gate of the shared expert" if block.has_shared_gate else "")
-    return [text for text in found if text]
+            features.append(beside if block.settings.shared_size else "")
+            features.append("a gate of the shared expert" if block.has_shared_gate else "")
+    return [text for text in features if text]
 
 
 def _is_set(block: Block, key: str) -> bool:

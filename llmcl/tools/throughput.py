@@ -175,8 +175,8 @@ def plot(rows: Sequence[Row], path: str) -> None:
     """Draws tokens per second over all sequences against step time, which is each stream's time between tokens."""
     curves = {}
     for pp, tg in dict.fromkeys((row.pp, row.tg) for row in rows):
-        own = sorted((row for row in rows if (row.pp, row.tg) == (pp, tg)), key=lambda row: row.pl)
-        curves[f"{pp} + {tg} tokens"] = [(row.ms_per_step, row.s_tg, str(row.pl)) for row in own]
+        curve_rows = sorted((row for row in rows if (row.pp, row.tg) == (pp, tg)), key=lambda row: row.pl)
+        curves[f"{pp} + {tg} tokens"] = [(row.ms_per_step, row.s_tg, str(row.pl)) for row in curve_rows]
     first = rows[0]
     draw_curves(curves, f"{first.model} ({first.dtype}) on {first.device}, by number of sequences", path)
 

@@ -168,11 +168,13 @@ def decode_trial(device: Device, problem: AttentionProblem, copies: int = 1) -> 
     def bind(*, n_splits: int, **choices: Any) -> list[Launch]:
         part_ml = device.alloc(4 * q_heads * n_splits * 2, "trial parts")
         part_acc = device.alloc(4 * q_heads * n_splits * shape.head_dim, "trial parts")
-        given = {"n_splits": n_splits, **choices}
+        arguments = {"n_splits": n_splits, **choices}
         return [
             launch
             for k, v in caches
-            for launch in attention_decode(device, shape, uploaded, turned, step, k, v, part_ml, part_acc, out, **given)
+            for launch in attention_decode(
+                device, shape, uploaded, turned, step, k, v, part_ml, part_acc, out, **arguments
+            )
         ]
 
     kept = (uploaded, turned, *(buffer for pair in caches for buffer in pair))

@@ -49,8 +49,8 @@ def product_sizes(config: ModelConfig) -> list[ProductSize]:
     """Returns a model's distinct product sizes, without experts. Among the top matrices only the output head counts."""
     *_, head = config.top_matrices().values()
     plans = [plan for blocks in config.layers for block in blocks for plan in block.matrices(config).values()]
-    found = [ProductSize(plan.rows, plan.k, plan.alternate) for plan in [*plans, head] if plan.n_experts == 1]
-    return list(dict.fromkeys(found))
+    sizes = [ProductSize(plan.rows, plan.k, plan.alternate) for plan in [*plans, head] if plan.n_experts == 1]
+    return list(dict.fromkeys(sizes))
 
 
 def tune_products(
@@ -82,9 +82,9 @@ def _tune(device: Device, size: ProductSize, dtype: str, n: int, variant: str | 
     allowed = ROUNDED_ACTIVATIONS if dtype in QUANTIZED else tolerance(row, dtype)
 
     def measure(label: str, constants: Mapping[str, int]) -> Measurement:
-        found = measure_choice(trial, kernel, label, constants, {"constants": constants}, allowed)
-        note(found)
-        return found
+        tuning = measure_choice(trial, kernel, label, constants, {"constants": constants}, allowed)
+        note(tuning)
+        return tuning
 
     try:
         if not choices:
@@ -117,14 +117,14 @@ def _weights(device: Device, size: ProductSize, dtype: str) -> list[tuple[Weight
     flags.release()
     met = source.values() if dtype in QUANTIZED else reference.round_to(values, dtype)
     n_bytes = size.n_tiles * tiles.shape[1]
-    found = []
+    weights = []
     for _ in range(max(1, min(16, COLD_BYTES // n_bytes))):
         buffer = device.alloc(n_bytes, "trial weight")
         for first in range(0, size.n_tiles, n_base):
             device.write(buffer, tiles[: size.n_tiles - first], first * tiles.shape[1])
         part = WeightPart(buffer, 0, size.n_tiles, dtype)
-        found.append((Weight("trial weight", size.n_tiles * TILE_ROWS, size.k, (part,)), met))
-    return found
+        weights.append((Weight("trial weight", size.n_tiles * TILE_ROWS, size.k, (part,)), met))
+    return weights
 
 
 def _trial(
