@@ -74,7 +74,7 @@ def chat(
         raise UsageError("no model: give -m/--model, or --server URL for one behind a server")
     request = sampling.values() | {"system_prompt": system_prompt}
     names = {"temp": "temperature"}
-    given = {
+    explicit = {
         names.get(name, name)
         for name in vars(sampling)
         if (source := ctx.get_parameter_source(name)) is not None and source.name != "DEFAULT"
@@ -87,7 +87,7 @@ def chat(
         remote = ServerChat(server, key, on_full=on_full)
         if not quiet:
             print(f"server: {remote.url} (/help lists the commands)", file=sys.stderr)
-        converse(Session(remote, request, given, quiet=quiet, with_times=not quiet), history)
+        converse(Session(remote, request, explicit, quiet=quiet, with_times=not quiet), history)
         return
     assert model is not None
 
@@ -96,7 +96,7 @@ def chat(
 
     with typing_kept_apart():
         llm = load(model)
-    session = Session(llm.chat(on_full=on_full), request, given, quiet=quiet)
+    session = Session(llm.chat(on_full=on_full), request, explicit, quiet=quiet)
     session.take(llm, load)
     try:
         if not quiet:

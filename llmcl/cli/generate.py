@@ -124,9 +124,9 @@ def generate(
     with load_to_answer(model, loading, quiet=quiet) as llm:
         if asked is not None:
             sizes = {"max_sequences": max_sequences, "kv_page_tokens": loading.kv_page_size}
-            given: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
-            given["batch_invariant"] = batch_invariant
-            answer_file(llm, asked, Path(str(results)), request, given, quiet=quiet)
+            batch_options: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}
+            batch_options["batch_invariant"] = batch_invariant
+            answer_file(llm, asked, Path(str(results)), request, batch_options, quiet=quiet)
             return
         if format == "json":
             with reading_bar(quiet) as progress:

@@ -62,19 +62,19 @@ class Sampling:
 
     def values(self) -> dict[str, Any]:
         """Returns the options under the names used by `LLM.stream`."""
-        given = asdict(self)
-        given["temperature"] = given.pop("temp")
-        given["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
-        return given
+        options = asdict(self)
+        options["temperature"] = options.pop("temp")
+        options["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
+        return options
 
     def arguments(self, *, quiet: bool) -> dict[str, Any]:
         """Returns arguments for `LLM.stream`. Draws and reports a missing seed, to make the run repeatable."""
-        given = self.values()
+        options = self.values()
         if self.seed is None and self.temp > 0:
-            seed = given["seed"] = secrets.randbelow(2**32)
+            seed = options["seed"] = secrets.randbelow(2**32)
             if not quiet:
                 print(f"seed: {seed} (--seed {seed} draws the same tokens again)", file=sys.stderr)
-        return given
+        return options
 
 
 def _stop_strings(given: list[str] | None, environment: str | None) -> tuple[str, ...]:
@@ -95,15 +95,15 @@ class Structure:
 
     def arguments(self) -> dict[str, str]:
         """Returns `LLM.stream` arguments for the options given. Raises UsageError for an unreadable file."""
-        given = {"regex": self.regex} if self.regex is not None else {}
+        options = {"regex": self.regex} if self.regex is not None else {}
         for name, option, file in (
             ("schema", "--json-schema", self.json_schema),
             ("grammar", "--grammar", self.grammar),
         ):
             if file is not None:
                 is_schema = name == "schema" and file.lstrip().startswith("{")
-                given[name] = file if is_schema else read_text(file, named(option, file))
-        return given
+                options[name] = file if is_schema else read_text(file, named(option, file))
+        return options
 
 
 @dataclass(frozen=True)

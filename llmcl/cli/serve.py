@@ -170,11 +170,11 @@ def serve(
 
     def load(progress: Progress) -> Served:
         options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
-        made = _load(model, loading, alias or model_name(model), options, kept, quiet, progress)
+        served = _load(model, loading, alias or model_name(model), options, kept, quiet, progress)
         gc.collect()  # otherwise a collection over all loaded objects would interrupt an answer
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
-        return made
+        return served
 
     run(settings, load)
 

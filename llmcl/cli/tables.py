@@ -17,9 +17,9 @@ LEAST_COLUMNS = 40  # a narrower table has no room for words; COLUMNS=0 would le
 
 def console() -> Console:
     """Returns a console for tables, as wide as the terminal."""
-    made = _Console(highlight=False)
-    made.width = max(made.width, LEAST_COLUMNS)
-    return made
+    table_console = _Console(highlight=False)
+    table_console.width = max(table_console.width, LEAST_COLUMNS)
+    return table_console
 
 
 def new_table(title: str | None = None) -> Table:

@@ -114,8 +114,8 @@ def tune(
 
     def note(row: Measurement) -> None:
         if not quiet:
-            found = f"{row.ms:.3f} ms" if row.ms is not None else row.refused
-            print(f"{row.kernel} {row.label} ({_constants(row)}): {found}", file=sys.stderr, flush=True)
+            outcome = f"{row.ms:.3f} ms" if row.ms is not None else row.refused
+            print(f"{row.kernel} {row.label} ({_constants(row)}): {outcome}", file=sys.stderr, flush=True)
 
     if not quiet:
         print(f"device: {opened.entry.label}", file=sys.stderr)

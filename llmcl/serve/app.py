@@ -101,8 +101,8 @@ def _endpoint(scope: Scope) -> Endpoint:
         scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL
     endpoints = GET if method in ("GET", "HEAD") else POST if method == "POST" else {}
     shown = method[:20]
-    if (found := endpoints.get(path)) is not None:
-        return found
+    if (endpoint := endpoints.get(path)) is not None:
+        return endpoint
     if path in GET or path in POST:
         allow = "GET, HEAD" if path in GET else "POST"
         raise RequestError(405, f"Method Not Allowed: {shown} {scope['path'][:200]}", code="not_found", allow=allow)

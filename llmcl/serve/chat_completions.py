@@ -164,8 +164,8 @@ class ChatForm:
         return self._object("chat.completion.chunk", [choice], None)
 
     def _object(self, kind: str, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
-        made = {**self._head, "object": kind, "choices": choices}
-        return made | {"usage": usage} if usage is not None or self._with_usage else made
+        response = {**self._head, "object": kind, "choices": choices}
+        return response | {"usage": usage} if usage is not None or self._with_usage else response
 
 
 def _reason(answer: Answer) -> str | None:
@@ -180,9 +180,9 @@ def _message(answer: Answer) -> dict[str, Any]:
         {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
         for call in reader.calls
     ]
-    made = {"role": "assistant", "content": reader.text if reader.text or not calls else None, "refusal": None}
-    made |= {"reasoning_content": reader.thoughts} if reader.thoughts else {}
-    return made | ({"tool_calls": calls} if calls else {})
+    message = {"role": "assistant", "content": reader.text if reader.text or not calls else None, "refusal": None}
+    message |= {"reasoning_content": reader.thoughts} if reader.thoughts else {}
+    return message | ({"tool_calls": calls} if calls else {})
 
 
 def _delta(part: Part) -> dict[str, Any]:

@@ -84,8 +84,8 @@ def _ids(value: object) -> list[int]:
     """Returns token ids, or an empty list if `value` is not a list of whole numbers."""
     if isinstance(value, list) and {*map(type, value)} == {int}:  # the common case
         return value
-    found = [as_whole(item) for item in value] if isinstance(value, list) else []
-    return [] if None in found else [item for item in found if item is not None]
+    ids = [as_whole(item) for item in value] if isinstance(value, list) else []
+    return [] if None in ids else [item for item in ids if item is not None]
 
 
 class CompletionForm:
@@ -137,8 +137,8 @@ class CompletionForm:
         return event(self._object([self._choice(answer, text, finish_reason)], None))
 
     def _object(self, choices: list[dict[str, Any]], usage: dict[str, Any] | None) -> dict[str, Any]:
-        made = {**self._head, "object": "text_completion", "choices": choices}
-        return made | {"usage": usage} if usage is not None or self._with_usage else made
+        response = {**self._head, "object": "text_completion", "choices": choices}
+        return response | {"usage": usage} if usage is not None or self._with_usage else response
 
     def _choice(self, answer: Answer, text: str, finish_reason: str | None) -> dict[str, Any]:
         logprobs = None if self._logprobs is None else self._logprobs.completion(answer)

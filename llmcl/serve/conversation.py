@@ -104,8 +104,8 @@ def thinking(thinks: bool | None, effort: str | None = None) -> dict[str, Any]:
     """
     if effort == "none":
         thinks, effort = False, None
-    made: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
-    return made if thinks is None else made | {"enable_thinking": thinks, "thinking": thinks}
+    variables: dict[str, Any] = {} if effort is None else {"reasoning_effort": effort}
+    return variables if thinks is None else variables | {"enable_thinking": thinks, "thinking": thinks}
 
 
 BUDGETS = (  # names in llama-server, vLLM and others

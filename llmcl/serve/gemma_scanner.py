@@ -52,9 +52,9 @@ class GemmaScanner(StateScanner):
         self._open: list[_Container] = []
 
     def _read_name(self) -> bool:
-        if found := _CALL.match(self._held):
-            self.name = found[1]
-            self._held = self._held[found.end() - 1 :]
+        if match := _CALL.match(self._held):
+            self.name = match[1]
+            self._held = self._held[match.end() - 1 :]
             self._read = self._read_item
             return True
         return False if _BEGUN.fullmatch(self._held) else self._gives_up()
@@ -107,9 +107,9 @@ class GemmaScanner(StateScanner):
         """Reads a key, a value without quotes, or a JSON string."""
         is_key = self._open[-1].bracket == "{" and self._open[-1].place != "value"
         if self._held[0] == '"':
-            if (found := _JSON_STRING.match(self._held)) is None:
+            if (match := _JSON_STRING.match(self._held)) is None:
                 return False
-            word, n = found[0], found.end()
+            word, n = match[0], match.end()
         else:
             ends = [at for sign in (":" if is_key else "", ",", "}", "]") if sign and (at := self._held.find(sign)) > 0]
             if not ends:

@@ -119,19 +119,19 @@ class GenerationResponse:
             Reporting(self._report(streams, sender)),
         ):
             arrived(scope)
-            made: list[bytes] = []
+            events: list[bytes] = []
 
             def take(answer: Answer, piece: Piece) -> None:
                 self._note_time(record, piece)
                 text = piece.text if piece.prompt_logprobs is None else answer.ask.head + piece.text
                 if text or piece.logprob is not None:
-                    made.append(form.text(answer, text))
+                    events.append(form.text(answer, text))
                 if piece.finish_reason is not None:
-                    made.append(form.finish(answer))
+                    events.append(form.finish(answer))
 
             def after() -> None:
-                sender.put(b"".join(made))
-                made.clear()
+                sender.put(b"".join(events))
+                events.clear()
 
             sender.hold(form.begin())
             try:

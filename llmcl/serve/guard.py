@@ -65,8 +65,8 @@ class Guard:
 
     def _has_key(self, headers: Headers) -> bool:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
-        digest = sha256(given.encode("utf-8", "surrogateescape")).digest()
+        presented_key = token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+        digest = sha256(presented_key.encode("utf-8", "surrogateescape")).digest()
         return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0  # checks every key: constant time
 
 

@@ -49,13 +49,13 @@ class LogProbWriter:
         text_offset: where a token begins in the text of prompt and answer. The first prompt token has no predecessor,
         so the values are null.
         """
-        made: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+        token_lists: dict[str, Any] = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
 
         def add(token: int, logprob: LogProb | None, offset: int) -> None:
-            made["tokens"].append(self._text(token))
-            made["token_logprobs"].append(None if logprob is None else max(logprob.logprob, _LEAST))
-            made["top_logprobs"].append(None if logprob is None else self._top(logprob))
-            made["text_offset"].append(offset)
+            token_lists["tokens"].append(self._text(token))
+            token_lists["token_logprobs"].append(None if logprob is None else max(logprob.logprob, _LEAST))
+            token_lists["top_logprobs"].append(None if logprob is None else self._top(logprob))
+            token_lists["text_offset"].append(offset)
 
         if (offsets := self._offsets.get(answer.index)) is None:
             of_prompt = _Offsets(self._tokenizer, 0)
@@ -65,16 +65,16 @@ class LogProbWriter:
             offsets = self._offsets[answer.index] = _Offsets(self._tokenizer, first)
         for logprob in self._new(answer):
             add(logprob.token, logprob, offsets.next(logprob.token))
-        return made
+        return token_lists
 
     def _top(self, logprob: LogProb) -> dict[str, float]:
         """Returns the most likely tokens and, as in OpenAI's API, the sampled token; empty if no alternatives are
         wanted. When several tokens share a text (parts of a character), the likeliest counts.
         """
-        found: dict[str, float] = {}
+        likeliest: dict[str, float] = {}
         for token, value in (*logprob.top, (logprob.token, logprob.logprob)) if logprob.top else ():
-            found.setdefault(self._text(token), max(value, _LEAST))
-        return found
+            likeliest.setdefault(self._text(token), max(value, _LEAST))
+        return likeliest
 
     def _new(self, answer: Answer) -> Sequence[LogProb]:
         first = self._written.get(answer.index, 0)

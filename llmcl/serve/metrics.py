@@ -77,25 +77,25 @@ class _OfEngine(Collector):
         self._engine = engine
 
     def collect(self) -> Iterator[Metric]:
-        if (found := self._engine()) is None:
+        if (stats := self._engine()) is None:
             return
         counters: tuple[tuple[str, str, float], ...] = (
-            ("llamacpp:prompt_tokens", "Tokens of prompts that steps read: cached ones are none.", found.prompt_tokens),
-            ("llamacpp:prompt_seconds", "Seconds from the beginning of requests to first tokens.", found.prompt_s),
-            ("llamacpp:n_decode", "Steps of the model.", found.steps),
-            ("llmcl_cached_prompt_tokens", "Tokens of prompts that the prefix cache held.", found.cached_tokens),
-            ("llamacpp:spec_decode_num_draft_tokens", "Tokens of drafts that steps verified.", found.drafted_tokens),
-            ("llamacpp:spec_decode_num_accepted_tokens", "Tokens of these that were right.", found.accepted.sum),
-            ("llmcl_preemptions", "Requests that gave their pages to others for a while.", found.preemptions),
+            ("llamacpp:prompt_tokens", "Tokens of prompts that steps read: cached ones are none.", stats.prompt_tokens),
+            ("llamacpp:prompt_seconds", "Seconds from the beginning of requests to first tokens.", stats.prompt_s),
+            ("llamacpp:n_decode", "Steps of the model.", stats.steps),
+            ("llmcl_cached_prompt_tokens", "Tokens of prompts that the prefix cache held.", stats.cached_tokens),
+            ("llamacpp:spec_decode_num_draft_tokens", "Tokens of drafts that steps verified.", stats.drafted_tokens),
+            ("llamacpp:spec_decode_num_accepted_tokens", "Tokens of these that were right.", stats.accepted.sum),
+            ("llmcl_preemptions", "Requests that gave their pages to others for a while.", stats.preemptions),
         )
         for name, meaning, value in counters:
             yield CounterMetricFamily(name, meaning, value=value)
-        busy = found.step_sequences / found.steps if found.steps else 0.0
+        busy = stats.step_sequences / stats.steps if stats.steps else 0.0
         yield GaugeMetricFamily("llamacpp:n_busy_slots_per_decode", "Sequences that a step extends.", value=busy)
-        yield _histogram("llmcl_queue_seconds", "From a request's arrival to its beginning.", found.queue_s)
-        yield _histogram("llmcl_cached_tokens", "Tokens of a prompt that the prefix cache held.", found.cached)
-        yield _histogram("llmcl_accepted_tokens", "Tokens of a draft that were right.", found.accepted)
-        yield _histogram("llmcl_step_rows", "Rows of a step: tokens that it computes.", found.step_rows)
+        yield _histogram("llmcl_queue_seconds", "From a request's arrival to its beginning.", stats.queue_s)
+        yield _histogram("llmcl_cached_tokens", "Tokens of a prompt that the prefix cache held.", stats.cached)
+        yield _histogram("llmcl_accepted_tokens", "Tokens of a draft that were right.", stats.accepted)
+        yield _histogram("llmcl_step_rows", "Rows of a step: tokens that it computes.", stats.step_rows)
 
 
 def _histogram(name: str, meaning: str, found: engine_metrics.Histogram) -> Metric:

@@ -59,10 +59,10 @@ class NamedScanner(StateScanner):
 
     def _read_name(self) -> bool:
         """Reads up to the arguments, or to the end of a call without arguments."""
-        found = [at for mark in ("{", self._form.end) if (at := self._held.find(mark)) >= 0]
-        if not found:
+        positions = [at for mark in ("{", self._form.end) if (at := self._held.find(mark)) >= 0]
+        if not positions:
             return self._gives_up() if len(self._held) > _MOST else False
-        first, separator, second = self._held[len(self._form.front) : min(found)].partition(self._form.separator)
+        first, separator, second = self._held[len(self._form.front) : min(positions)].partition(self._form.separator)
         words = second.split() or [""]
         name = first.strip() if words[0][:1] in ("", "`") else words[0]
         if not separator or not _NAME.fullmatch(name):
@@ -70,7 +70,7 @@ class NamedScanner(StateScanner):
         if self._form.is_numbered and (numbered := _NUMBERED.fullmatch(name)):
             self.id, name = name, numbered["name"]
         self.name, self._object = name, CallScanner(name)
-        self._held = self._held[min(found) :]
+        self._held = self._held[min(positions) :]
         self._read = self._read_end if self._held.startswith(self._form.end) else self._read_arguments
         return True
 

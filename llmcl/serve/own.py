@@ -117,12 +117,12 @@ async def detokenize(request: Request, service: Service) -> Response:
     """{"tokens": ids} -> {"content": text}."""
     served = service.served()
     fields = await read_fields(request, service.settings)
-    given = fields.items("tokens")
+    tokens = fields.items("tokens")
 
     def work() -> Response:
-        ids = [i for i in map(as_whole, given) if i is not None and 0 <= i < served.vocab_size]
-        if len(ids) < len(given):
-            raise wrong("tokens", given, f"a list of token ids from 0 to {served.vocab_size - 1}")
+        ids = [i for i in map(as_whole, tokens) if i is not None and 0 <= i < served.vocab_size]
+        if len(ids) < len(tokens):
+            raise wrong("tokens", tokens, f"a list of token ids from 0 to {served.vocab_size - 1}")
         return AsciiJSONResponse({"content": served.tokenizer.decode(ids)})
 
     return await service.count(request, served.beside(work))

@@ -207,8 +207,8 @@ class ResponseForm:
             }
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = int(time.time()) if status == "completed" else None
-        made = {**self._head, "completed_at": ended, "status": status, "error": None, "incomplete_details": cut}
-        return made | {"output": [dict(item) for item in self._items], "usage": usage}
+        response = {**self._head, "completed_at": ended, "status": status, "error": None, "incomplete_details": cut}
+        return response | {"output": [dict(item) for item in self._items], "usage": usage}
 
     # ---- items --------------------------------------------------------------------------------------
 
@@ -280,8 +280,8 @@ class ResponseForm:
 
 def _schema_format(format: dict[str, Any]) -> dict[str, Any]:
     schema = format.get("schema") or {}
-    made = {"type": "json_schema", "name": str(format.get("name") or "schema"), "schema": schema}
-    return made | {name: format[name] for name in ("description", "strict") if format.get(name) is not None}
+    described = {"type": "json_schema", "name": str(format.get("name") or "schema"), "schema": schema}
+    return described | {name: format[name] for name in ("description", "strict") if format.get(name) is not None}
 
 
 _FORMATS: dict[Any, Any] = {"json_schema": _schema_format, "json_object": lambda _: {"type": "json_object"}}

@@ -55,8 +55,8 @@ def listen(host: str, port: int) -> list[socket.socket]:
     machine does not have. Raises UsageError if no address is usable or the port is taken.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        addresses = [*dict.fromkeys((family, address) for family, *_, address in found)]
+        resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = [*dict.fromkeys((family, address) for family, *_, address in resolved)]
         for left in reversed(range(_TRIES if port == 0 and len(addresses) > 1 else 1)):
             try:
                 return _listen(addresses)
@@ -81,13 +81,13 @@ def _listen(addresses: Sequence[tuple[socket.AddressFamily, Any]]) -> list[socke
             # A lone :: covers IPv4, too.
             both = family == socket.AF_INET6 and len(addresses) == 1 and socket.has_dualstack_ipv6()
             try:
-                made = socket.create_server((host, port, *more), family=family, backlog=1024, dualstack_ipv6=both)
+                listener = socket.create_server((host, port, *more), family=family, backlog=1024, dualstack_ipv6=both)
             except OSError as error:
                 if error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
                     raise
                 missing = error
                 continue
-            listening.append(failed.enter_context(made))
+            listening.append(failed.enter_context(listener))
         if not listening:
             assert missing is not None
             raise missing

@@ -73,11 +73,11 @@ def max_tokens(fields: Fields, *names: str, default: int | None = None, least: i
 
 def _bias(fields: Fields, vocab_size: int) -> dict[int, float]:
     """Reads logit_bias: an object that maps token ids (strings in JSON) to numbers."""
-    given, bias = fields.object("logit_bias"), {}
-    for name in given.names():
+    entries, bias = fields.object("logit_bias"), {}
+    for name in entries.names():
         if not name.isdecimal() or len(name) > 9 or int(name) >= vocab_size:
             raise wrong("logit_bias", name, f"token ids from 0 to {vocab_size - 1}")
-        bias[int(name)] = given.number(name, 0.0, -100.0, 100.0)
+        bias[int(name)] = entries.number(name, 0.0, -100.0, 100.0)
     return bias
 
 

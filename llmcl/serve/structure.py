@@ -26,12 +26,12 @@ async def read_structure(fields: Fields, served: Served, format: Fields) -> dict
     format: the object with the answer's type, `response_format` or `text.format`. Raises RequestError for more than one
     constraint, and for a schema or grammar that is refused.
     """
-    found = [*_of_format(format), *_of_llama_server(fields), *_of_vllm(fields)]
-    if not found:
+    structures = [*_of_format(format), *_of_llama_server(fields), *_of_vllm(fields)]
+    if not structures:
         return {}
-    name, option = found[0]
-    if len(found) > 1:
-        message = f"{name}: {found[1][0]} says as well what the answer is to match; give one of them"
+    name, option = structures[0]
+    if len(structures) > 1:
+        message = f"{name}: {structures[1][0]} says as well what the answer is to match; give one of them"
         raise RequestError(400, message, name, "invalid_value")
     await served.check_structure(option, name)
     return option
@@ -40,8 +40,8 @@ async def read_structure(fields: Fields, served: Served, format: Fields) -> dict
 def _of_format(format: Fields) -> list[Found]:
     kind = format.one_of("type", "text", "json_object", "json_schema")
     if kind == "json_object":
-        given = format.given("schema")
-        return [(format.place, {"schema": _OBJECT if given is None else format.object("schema").values})]
+        schema = format.given("schema")
+        return [(format.place, {"schema": _OBJECT if schema is None else format.object("schema").values})]
     if kind == "json_schema":
         holder = format if format.given("json_schema") is None else format.object("json_schema")
         holder.required("schema", "a JSON schema; for any JSON object give the type json_object")
@@ -50,28 +50,28 @@ def _of_format(format: Fields) -> list[Found]:
 
 
 def _of_llama_server(fields: Fields) -> list[Found]:
-    found: list[Found] = []
+    structures: list[Found] = []
     if fields.given("json_schema") is not None:
-        found.append(("json_schema", {"schema": fields.object("json_schema").values}))
+        structures.append(("json_schema", {"schema": fields.object("json_schema").values}))
     if grammar := fields.text("grammar"):
-        found.append(("grammar", {"grammar": grammar}))
-    return found
+        structures.append(("grammar", {"grammar": grammar}))
+    return structures
 
 
 def _of_vllm(fields: Fields) -> list[Found]:
     newer = fields.object("structured_outputs")
-    found = []
+    structures = []
     for kind in _VLLM:
         for holder, name in (newer, kind), (fields, f"guided_{kind}"):
             if holder.given(name) not in (None, False):
-                found.append((holder.name(name), _option(holder, name, kind)))
-    return found
+                structures.append((holder.name(name), _option(holder, name, kind)))
+    return structures
 
 
 def _option(holder: Fields, name: str, kind: str) -> dict[str, Any]:
     if kind == "json":
-        given = holder.given(name)
-        return {"schema": given if isinstance(given, str) else holder.object(name).values}
+        value = holder.given(name)
+        return {"schema": value if isinstance(value, str) else holder.object(name).values}
     if kind == "json_object":
         return {"schema": _OBJECT} if holder.flag(name) else {}
     if kind == "choice":

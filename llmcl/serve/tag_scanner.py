@@ -80,10 +80,10 @@ class TagScanner(StateScanner):
 
     def _read_between(self) -> bool:
         """Reads up to a key or the end and ignores other text."""
-        found = [(at, mark) for mark in (self._tags.key[0], self._tags.end) if (at := self._held.find(mark)) >= 0]
-        if not found:
+        positions = [(at, mark) for mark in (self._tags.key[0], self._tags.end) if (at := self._held.find(mark)) >= 0]
+        if not positions:
             return False
-        at, mark = min(found)
+        at, mark = min(positions)
         self._held = self._held[at + len(mark) :]
         if mark == self._tags.end:
             self.arguments += "}"

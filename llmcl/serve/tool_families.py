@@ -208,5 +208,8 @@ def _as_expected(message: Mapping[str, Any], template: str) -> dict[str, Any]:
 
 
 def _as_texts(function: Mapping[str, Any]) -> dict[str, Any]:
-    given = function["arguments"]
-    return {**function, "arguments": given if isinstance(given, str) else json.dumps(given, ensure_ascii=False)}
+    arguments = function["arguments"]
+    return {
+        **function,
+        "arguments": arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False),
+    }

@@ -60,9 +60,9 @@ def openai_tools(fields: Fields) -> ToolUse:
     Skips tools of unknown type: clients send tools meant for servers that run them.
     """
     tools = []
-    for given in fields.objects("tools"):
-        if (given.text("type") or "function") == "function":
-            tools.append(_tool(given if given.given("function") is None else given.object("function"), "parameters"))
+    for entry in fields.objects("tools"):
+        if (entry.text("type") or "function") == "function":
+            tools.append(_tool(entry if entry.given("function") is None else entry.object("function"), "parameters"))
     several = fields.flag("parallel_tool_calls", True)
     choice = fields.given("tool_choice")
     if isinstance(choice, dict):
@@ -86,9 +86,9 @@ def openai_tools(fields: Fields) -> ToolUse:
 def anthropic_tools(fields: Fields) -> ToolUse:
     """Reads tools from /v1/messages. Skips tools that Anthropic's servers run, recognised by a special type."""
     tools = []
-    for given in fields.objects("tools"):
-        if (given.text("type") or "custom") == "custom":
-            tools.append(_tool(given, "input_schema"))
+    for entry in fields.objects("tools"):
+        if (entry.text("type") or "custom") == "custom":
+            tools.append(_tool(entry, "input_schema"))
     choice = fields.object("tool_choice")
     kind = choice.one_of("type", "auto", "any", "tool", "none") or "auto"
     several = not choice.flag("disable_parallel_tool_use")
@@ -111,10 +111,10 @@ def _name(given: Fields) -> str:
 
 
 def _only(tools: list[Tool], name: str) -> list[Tool]:
-    found = [tool for tool in tools if tool.name == name]
-    if not found:
+    matches = [tool for tool in tools if tool.name == name]
+    if not matches:
         raise RequestError(400, f"tool_choice: there is no tool {shown(name)} in tools", "tool_choice", "invalid_value")
-    return found[:1]
+    return matches[:1]
 
 
 def _use(tools: list[Tool], choice: str, several: bool) -> ToolUse:
