@@ -34,16 +34,12 @@ PAGES_ABOVE: dict[str, float] = {
 OF_ABOVE: dict[str, int] = {}
 FIELDS_ABOVE: dict[str, int] = {}
 LOCALS_ABOVE: dict[str, int] = {
-    "attention": 8,
-    "attention/tracing": 5,
     "checkpoint": 17,
     "cli": 1,
     "convert": 3,
     "engine": 12,
     "grammar": 6,
-    "ops": 20,
-    "reference": 7,
-    "runtime": 6,
+    "reference": 2,
     "tokenizer": 12,
     "tools": 1,
 }

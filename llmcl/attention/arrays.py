@@ -58,9 +58,9 @@ def on_device(arrays: dict[str, Any]) -> bool:
                 "on the CPU: tensor.numpy())"
             )
     if len(set(places.values())) > 1:
-        found = ", ".join(f"{name} on the {'device' if place else 'host'}" for name, place in places.items())
+        sides = ", ".join(f"{name} on the {'device' if place else 'host'}" for name, place in places.items())
         raise UsageError(
-            f"{found}; expected all on one side: move the others with pyopencl.array.to_device(device.queue, array)"
+            f"{sides}; expected all on one side: move the others with pyopencl.array.to_device(device.queue, array)"
         )
     return next(iter(places.values()))
 

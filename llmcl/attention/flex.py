@@ -186,11 +186,11 @@ def _own_options(kernel_options: Any) -> Any:
 
 def _chosen(device: Device, kernel_options: Any) -> Hashable:
     """Returns the tile sizes requested by the call and by the device's user."""
-    own = device.kernel_options
-    if kernel_options is None and not own:
+    user_options = device.kernel_options
+    if kernel_options is None and not user_options:
         return None
     asked = {} if kernel_options is None else check_kernel_options(kernel_options)
-    return tuple(sorted(asked.items())), tuple(sorted(own.items()))
+    return tuple(sorted(asked.items())), tuple(sorted(user_options.items()))
 
 
 def _opened(device: Any) -> Device:

@@ -159,9 +159,9 @@ class FlexPlan:
             block_m, block_n = block_mask.BLOCK_SIZE[0], few.range_keys
         ranges = visible_ranges(block_mask, p, block_m, block_n)
         visited = ranges.ranges
-        own: dict[str, object] = {}
+        call_constants: dict[str, object] = {}
         if few is None and tiles.implementation.takes_turns:
-            own["ORDER"] = f"state[{ORDER}]"
+            call_constants["ORDER"] = f"state[{ORDER}]"
             order = ranges.longest_first(p.n_q_heads, -(-p.n_queries // tiles.block_m))
             visited = np.concatenate([visited, order])
         records = [ranges.batch_records, ranges.head_records, ranges.group_records, len(ranges.ranges)]
@@ -180,14 +180,14 @@ class FlexPlan:
                     self.own[name] = self._alloc(int(np.prod(shape)), self.dtypes[name], name)
         sizes = (p.batch, p.n_q_heads, p.n_queries, p.n_keys)
         if score_mod is not None and makes_floats_of_small_ints(score_mod, *sizes):
-            own["SMALL_INTS"] = True
+            call_constants["SMALL_INTS"] = True
         if strides is not None:
-            own |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
-            own["ARRAY_BLOCKS"] = f"state[{ARRAY_BLOCKS}]"
+            call_constants |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
+            call_constants["ARRAY_BLOCKS"] = f"state[{ARRAY_BLOCKS}]"
             if p.page_tokens:
-                own["KV_PAGE"] = p.page_tokens
-                own["PAGE_TABLE"] = f"({PAGE_TABLE}+get_group_id(2)*state[{N_PAGES}])"
-                own["PAGE_ROWS"] = f"state[{PAGE_ROWS}]"
+                call_constants["KV_PAGE"] = p.page_tokens
+                call_constants["PAGE_TABLE"] = f"({PAGE_TABLE}+get_group_id(2)*state[{N_PAGES}])"
+                call_constants["PAGE_ROWS"] = f"state[{PAGE_ROWS}]"
         constants: dict[str, object] = {
             **step_state.CONSTANTS,
             "KV": KERNEL_NAMES[p.kv_dtype],
@@ -205,7 +205,7 @@ class FlexPlan:
             "LSE": p.return_lse,
             **({"MAX_SCORES": True} if p.return_max_scores else {}),
             **({"HAS_SINKS": True} if p.sinks else {}),
-            **own,
+            **call_constants,
         }
         lse: KernelArg | str = "lse" if p.return_lse else lists
         rows: list[KernelArg | str] = ["max_scores"] if p.return_max_scores else []
@@ -261,9 +261,9 @@ class FlexPlan:
     ) -> None:
         """Builds the kernel for few queries, and the kernel that merges split states with the arguments `rows`."""
         p = self.problem
-        own, groups, local = few.size(self.device, p.group_rows, p.n_kv_heads, p.batch, p.n_keys)
-        constants = constants | own
-        splits = int(str(own["N_SPLITS"]))
+        size_constants, groups, local = few.size(self.device, p.group_rows, p.n_kv_heads, p.batch, p.n_keys)
+        constants = constants | size_constants
+        splits = int(str(size_constants["N_SPLITS"]))
         part_ml: KernelArg = self._state
         part_acc: KernelArg = self._state
         if splits > 1:
@@ -326,11 +326,11 @@ class FlexPlan:
         # The kernels may read scores for a whole tile past the last key.
         k_tiles = self._alloc((kv_heads * capacity + CAPACITY_MULTIPLE) * head_dim, p.kv_dtype, "key tiles")
         pack = table.pick(PackKeys, self.device, p.kv_dtype, head_dim)
-        own, groups, local = pack.size(head_dim, capacity // 16, kv_heads)
+        size_constants, groups, local = pack.size(head_dim, capacity // 16, kv_heads)
         self._launch(
             pack.file,
             "pack_keys",
-            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim, **own},
+            {"KV": KERNEL_NAMES[p.kv_dtype], "HEAD_DIM": head_dim, **size_constants},
             [key, k_tiles, np.int32(p.n_keys), np.int32(capacity)],
             groups=groups,
             local=local,

@@ -46,16 +46,16 @@ class Problem:
         kv = (self.batch, self.n_kv_heads, self.n_keys)
         if self.page_tokens:
             kv = (self.pool_pages, self.n_kv_heads, self.page_tokens)
-        found: dict[str, tuple[int, ...]] = {
+        array_shapes: dict[str, tuple[int, ...]] = {
             "query": (*rows, self.width),
             "key": (*kv, self.width),
             "value": (*kv, self.value_width),
         }
         if self.page_tokens:
-            found[PAGE_TABLE] = (self.batch, self.n_pages)
+            array_shapes[PAGE_TABLE] = (self.batch, self.n_pages)
         if self.sinks:
-            found[SINKS] = (self.n_q_heads,)
-        return {**found, "out": (*rows, self.value_width), "lse": rows, "max_scores": rows}
+            array_shapes[SINKS] = (self.n_q_heads,)
+        return {**array_shapes, "out": (*rows, self.value_width), "lse": rows, "max_scores": rows}
 
     def results(self) -> tuple[str, ...]:
         """Returns the names of the requested results, in order."""
@@ -77,7 +77,7 @@ class Problem:
         fits = (
             self.q_dtype == self.kv_dtype
             and self.width == self.value_width
-            and all(of is not None and max(of) <= MAX_STRIDE for of in strides)
+            and all(array_strides is not None and max(array_strides) <= MAX_STRIDE for array_strides in strides)
         )
         if not fits or not self.page_tokens:
             return fits

@@ -97,26 +97,26 @@ def attention_decode(
         raise UsageError(f"BLOCK_N is {block_n}; expected one of {expected}")
     block_n = block_n or chosen.default_block_n(device)
     if step.n_sequences:
-        own, width = chosen.size_of_rows(device, shape, block_n, n_splits)
+        size_constants, width = chosen.size_of_rows(device, shape, block_n, n_splits)
     else:
-        own, width = chosen.size(device, shape, block_n)
+        size_constants, width = chosen.size(device, shape, block_n)
     constants = {
         **shape.constants(step),
         "N_SPLITS": n_splits,
         "SCALE": shape.scale,
-        **own,
+        **size_constants,
         **chosen.out_constants(out),
         **_sinks(sinks),
         **({"SHARED_KV": True} if shared_kv else {}),
     }
-    to = out.buffer if isinstance(out, PackedActivations) else out
+    out_buffer = out.buffer if isinstance(out, PackedActivations) else out
     if chosen.one_split_keys:
         constants["ONE_SPLIT_KEYS"] = chosen.one_split_keys
-        results = [part_acc, to]
+        results = [part_acc, out_buffer]
     elif chosen.merges:
-        results = [part_acc, to, device.zeros(4 * shape.n_kv_heads * max(1, step.n_sequences), "arrivals")]
+        results = [part_acc, out_buffer, device.zeros(4 * shape.n_kv_heads * max(1, step.n_sequences), "arrivals")]
     else:
-        results = [to if n_splits == 1 else part_acc]
+        results = [out_buffer if n_splits == 1 else part_acc]
     constants, heads = chosen.with_arguments(constants)
     launches = [
         device.launch(
@@ -136,7 +136,7 @@ def attention_decode(
             shape,
             part_ml,
             part_acc,
-            to,
+            out_buffer,
             step,
             n_splits=n_splits,
             one_split_keys=chosen.one_split_keys,
@@ -209,8 +209,8 @@ def rope_append(
     [n, n_q_heads + 2 n_kv_heads, head_dim].
     """
     chosen = table.pick(RopeAppend, device, shape.kv_dtype, shape.head_dim, variant)
-    own, groups_each, width = chosen.size(device, shape)
-    constants: dict[str, object] = {**shape.constants(step), **own}
+    size_constants, groups_each, width = chosen.size(device, shape)
+    constants: dict[str, object] = {**shape.constants(step), **size_constants}
     tile, tiles = chosen.tile_rows, None
     if isinstance(step, RaggedStep) and tile > 1:
         tiles = step.pieces(Cut(tile, aligned=True))
@@ -268,14 +268,14 @@ def prefill_tiles(
     """
     request = request or TileRequest()
     if tuned and request.is_open:
-        given = device.kernel_options
+        options = device.kernel_options
         usual = table.pick(AttentionPrefill, device, kv_dtype, head_dim, variant).name
-        sizes = None if given else tuned_constants(device, prefill_key(usual, head_dim, kv_dtype))
+        sizes = None if options else tuned_constants(device, prefill_key(usual, head_dim, kv_dtype))
         if sizes:
             stored = TileRequest.of(sizes, request.q_block)
             with suppress(UsageError):  # tuned tiles may not fit here: fall back to the defaults
                 return prefill_tiles(device, head_dim, kv_dtype, variant=variant, request=stored, tuned=False)
-        request = TileRequest.of(given, request.q_block)
+        request = TileRequest.of(options, request.q_block)
     if request.block_m is not None and not 1 <= request.block_m <= MAX_ROWS:
         raise UsageError(f"BLOCK_M is {request.block_m}; expected 1 to {MAX_ROWS}")
     rows = table.implementations(AttentionPrefill)

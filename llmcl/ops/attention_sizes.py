@@ -36,9 +36,9 @@ def max_splits(device: Device) -> int:
 
 def tuned_constants(device: Device, key: str) -> Mapping[str, int]:
     """Returns the constants stored by `llmcl tune` under `key`. Drops impossible values with a warning."""
-    found = device.cache.tuned.get(key, {})
+    tuned = device.cache.tuned.get(key, {})
     most = {"BLOCK_M": MAX_ROWS, "BLOCK_N": MAX_ROWS, "DV_TILE": 1024, "N_SPLITS": max_splits(device)}
-    for name, value in found.items():
+    for name, value in tuned.items():
         if not 1 <= value <= most.get(name, 0):
             _log.warning(
                 "%s has %s %d for %s, expected 1 to %d, and is not used for it; `llmcl tune` writes it anew",
@@ -50,4 +50,4 @@ def tuned_constants(device: Device, key: str) -> Mapping[str, int]:
             )
             del device.cache.tuned[key]
             return {}
-    return found
+    return tuned

@@ -73,7 +73,7 @@ def delta_chunks(
         "STATE_RECURRENT": RECURRENT,
         "STATE_SNAPSHOT": SNAPSHOT,
     }
-    own = {"COLUMNS": sizes.columns, "SLICE": sizes.slice, "KEY_TOKENS": sizes.key_tokens}
+    chunk_constants = {"COLUMNS": sizes.columns, "SLICE": sizes.slice, "KEY_TOKENS": sizes.key_tokens}
     read = shape.channels + shape.n_v * (shape.d_k + CHUNK + 2)
 
     def terms_cost(n: int, position: int) -> Cost:
@@ -97,7 +97,7 @@ def delta_chunks(
         device.launch(
             "portable/delta_chunks.cl",
             "delta_chunks",
-            {**common, **own, "LOCAL_SIZE": sizes.local_size},
+            {**common, **chunk_constants, "LOCAL_SIZE": sizes.local_size},
             [qkv, w, b, factors, step.state, states, out],
             groups=(shape.d_v // sizes.columns, shape.n_v),
             local=(sizes.local_size, 1),

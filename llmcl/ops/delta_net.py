@@ -33,8 +33,8 @@ def delta_net(
     short_conv.
     """
     if each_alone and not device.is_cpu:  # on a GPU, separate launches take longer than their work
-        given = of.rows, of.conv, of.scalars, of.norm
-        return delta_token(device, shape, *given, step, of.inputs, of.matrix, of.out, eps=eps)
+        operands = of.rows, of.conv, of.scalars, of.norm
+        return delta_token(device, shape, *operands, step, of.inputs, of.matrix, of.out, eps=eps)
     rows = of.rows, of.conv, of.scalars
     return [
         *delta_inputs(device, shape, *rows, step, of.inputs, of.qkv, of.gates, each_alone=each_alone),

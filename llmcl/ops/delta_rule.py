@@ -40,8 +40,8 @@ def delta_inputs(
     assert each_alone or not step.n_sequences  # see short_conv
     heads = 2 * shape.n_k + shape.n_v
     per_group = largest_divisor(heads, HEADS_A_GROUP) if device.is_cpu else 1
-    own = {"HEADS_PER_GROUP": per_group, "WIDTH": columns_a_work_item(device), "LOCAL_SIZE": local_size(device, 64)}
-    constants = {**step.constants, "STATE_RECURRENT": RECURRENT, **shape.constants, **own, "LENGTH": shape.length}
+    group = {"HEADS_PER_GROUP": per_group, "WIDTH": columns_a_work_item(device), "LOCAL_SIZE": local_size(device, 64)}
+    constants = {**step.constants, "STATE_RECURRENT": RECURRENT, **shape.constants, **group, "LENGTH": shape.length}
     moved = 2 + (2 * (shape.length - 1) if each_alone else 0)
     launches = [
         device.launch(
@@ -50,7 +50,7 @@ def delta_inputs(
             {**constants, "EACH_ALONE": each_alone},
             [rows, weights, scalars, step.state, states, qkv, gates],
             groups=lambda n: (heads // per_group, n),
-            local=(own["LOCAL_SIZE"], 1),
+            local=(group["LOCAL_SIZE"], 1),
             cost=per_token(4 * (moved * shape.channels + 4 * shape.n_v)),
         )
     ]

@@ -34,12 +34,12 @@ def delta_token(
     columns = shape.n_v // shape.n_k * shape.d_v
     size = parts * largest_divisor(columns, min(ITEMS, device.entry.max_work_group_size) // parts)
     constants = {**step.constants, **shape.constants, "STATE_RECURRENT": RECURRENT, "LENGTH": shape.length}
-    own = {"PARTS": parts, "LOCAL_SIZE": size, "EPS": float(eps), "HEADS_IN_TURN": shape.heads_in_turn}
+    token_constants = {"PARTS": parts, "LOCAL_SIZE": size, "EPS": float(eps), "HEADS_IN_TURN": shape.heads_in_turn}
     return [
         device.launch(
             "portable/delta_token.cl",
             "delta_token",
-            {**constants, **own},
+            {**constants, **token_constants},
             [rows, weights, scalars, norm, step.state, inputs, states, out],
             groups=lambda n: (shape.n_k, n),
             local=(size, 1),

@@ -57,13 +57,13 @@ def experts_gate_up(
     for part in weight.parts:
         product = ExpertProduct(weight, part, tiles_at_once=2)
         row = table.pick(ExpertsGateUp, device, part.dtype, weight.k)
-        own, groups, local = row.size(device, product)
+        size_constants, groups, local = row.size(device, product)
         constants = {
             **product.constants(),
             "GATE": EXPERT_GATES[gate],
             "NORM": norm is not None,
             "EPS": float(eps),
-            **own,
+            **size_constants,
         }
         constants |= bias_constants(bias)
         args: list[KernelArg] = [part.buffer, x, x if norm is None else norm, ids, out, np.int32(product.first_expert)]
@@ -96,8 +96,8 @@ def experts_down(
     for part in weight.parts:
         product = ExpertProduct(weight, part, tiles_at_once=1)
         row = table.pick(ExpertsDown, device, part.dtype, weight.k)
-        own, groups, local = row.size(device, product)
-        constants = product.constants() | dict(own) | bias_constants(bias)
+        size_constants, groups, local = row.size(device, product)
+        constants = product.constants() | dict(size_constants) | bias_constants(bias)
         args: list[KernelArg] = [part.buffer, rows, ids, weights, out, np.int32(product.first_expert)]
         args += [] if bias is None else [bias]
         cost = product.cost(weight.top_k * weight.k + 2 * product.tiles * 16)
@@ -173,13 +173,13 @@ def gated_rows(device: Device, gate_up: Weight, down: Weight, step: StepState, m
 
     None: the rows are float32.
     """
-    found = {
+    row_kinds = {
         row.rows(device, down, part.dtype, step)
         for row, part in zip(_of_rows(device, down, max_rows), down.parts, strict=True)
     }
-    rows = found.pop()
+    rows = row_kinds.pop()
     makers = _of_rows(device, gate_up, max_rows)
-    fits = rows is not None and not found and all(row.leaves(rows.dtype) for row in makers)
+    fits = rows is not None and not row_kinds and all(row.leaves(rows.dtype) for row in makers)
     return rows if fits else None
 
 
@@ -217,20 +217,20 @@ def experts_prefill(
     launches: list[Launch] = []
     for part, row in zip(weight.parts, _of_rows(device, weight, max_rows), strict=True):
         product = ExpertProduct(weight, part, tiles_at_once=1 if gate is None else 2)
-        own, groups, local = row.size(device, product)
+        size_constants, groups, local = row.size(device, product)
         if isinstance(x, ExpertRows):
             rows = x.buffer
         else:
             rows, packing = row.pack(device, product, x, order, blocks, step)
             launches += packing
-        constants = {**product.constants(), "EXPERT_TILES": product.tiles, **own}
+        constants = {**product.constants(), "EXPERT_TILES": product.tiles, **size_constants}
         constants |= {"SLOTS": product.slots, **bias_constants(bias)}
         constants["EPILOGUE"] = "EPILOGUE_STORE" if gate is None else "EPILOGUE_SWIGLU"
         constants |= {} if gate is None else {"GATE": EXPERT_GATES[gate]}
         constants |= {"OUT": kernel_name(out.dtype)} if isinstance(out, ExpertRows) else {}
         factors = order if weights is None else weights  # not read with a gate
-        to = out.buffer if isinstance(out, ExpertRows) else out
-        args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, to, np.int32(product.first_expert)]
+        out_buffer = out.buffer if isinstance(out, ExpertRows) else out
+        args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, out_buffer, np.int32(product.first_expert)]
         args += [] if bias is None else [bias]
         values = weight.top_k * (weight.k + product.units * TILE_ROWS)
         launches.append(
@@ -252,7 +252,7 @@ def experts_sum(device: Device, y: Buffer | ExpertRows, x: Buffer, *, top_k: int
 
     x float32 [n, columns], y [n, top_k, columns], columns a multiple of 16. y: float32, or from `slot_outputs`.
     """
-    of, dtype = (y.buffer, y.dtype) if isinstance(y, ExpertRows) else (y, "float32")
+    outputs, dtype = (y.buffer, y.dtype) if isinstance(y, ExpertRows) else (y, "float32")
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
     return [
@@ -260,7 +260,7 @@ def experts_sum(device: Device, y: Buffer | ExpertRows, x: Buffer, *, top_k: int
             "portable/experts_sum.cl",
             "experts_sum",
             {"COLUMNS": columns, "TOP_K": top_k, "RUN": run, "LOCAL_SIZE": size, "OUTPUTS": KERNEL_NAMES[dtype]},
-            [of, x],
+            [outputs, x],
             groups=lambda n: (-(-columns // (16 * run)), n),
             local=(size, 1),
             cost=per_token(columns * (ITEM_BYTES[dtype] * top_k + 8)),

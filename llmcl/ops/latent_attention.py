@@ -74,15 +74,15 @@ def latent_attention(
     sequence, part_ml float32 [n, n_heads, n_splits, 2] and part_acc float32 [n, n_heads, n_splits, rank].
     """
     chosen = table.pick(LatentAttention, device, shape.cache.kv_dtype, shape.width, variant)
-    own, width = chosen.size(device, shape)
-    heads = own["HEADS"]
+    size_constants, width = chosen.size(device, shape)
+    heads = size_constants["HEADS"]
     assert isinstance(heads, int)
     blocks = shape.n_heads // heads
     launches = [
         device.launch(
             chosen.file,
             "latent_attention",
-            {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.cache.scale, **own},
+            {**shape.constants(step), "N_SPLITS": n_splits, "SCALE": shape.cache.scale, **size_constants},
             [absorbed, queries, step.state, cache, part_ml, part_acc, out, *mods.buffers],
             groups=lambda n: (n_splits, blocks, n),
             local=(width, 1, 1),

@@ -33,7 +33,7 @@ def linear_heads(
     n = weight.rows // n_heads
     for part in weight.parts:
         row = table.pick(LinearHeads, device, part.dtype, weight.k, variant)
-        own, groups, local = row.size(device, weight, part)
+        size_constants, groups, local = row.size(device, weight, part)
         constants: dict[str, object] = {
             **step.constants,
             "WEIGHT": kernel_name(part.dtype),
@@ -41,7 +41,7 @@ def linear_heads(
             "N": n,
             "X_STRIDE": x_stride,
             "N_HEADS": n_heads,
-            **own,
+            **size_constants,
         }
         rows = part.n_tiles * TILE_ROWS
         launches.append(

@@ -192,12 +192,12 @@ class Sampler:
             )
 
         def bind_largest() -> Launch:
-            own = {"WIDTH": columns_a_work_item(device), "LARGEST": LARGEST}
+            largest_constants = {"WIDTH": columns_a_work_item(device), "LARGEST": LARGEST}
             groups_own = ("N_GROUPS", "LOCAL_SIZE", "ROLL_LOOPS")
             return device.launch(
                 "portable/sample_largest.cl",
                 "sample_largest",
-                {name: value for name, value in constants.items() if name not in groups_own} | own,
+                {name: value for name, value in constants.items() if name not in groups_own} | largest_constants,
                 [logits, self.params, *outputs],
                 groups=for_rows(step, 1),
                 local=(1, 1) if step.n_sequences else (1,),

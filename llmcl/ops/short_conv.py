@@ -69,12 +69,12 @@ def conv_state(
     """
     sizes, run = _sizes(device)
     slots = {"STATE_RECURRENT": RECURRENT, "STATE_SNAPSHOT": SNAPSHOT}
-    own = {**slots, "ROW": row, "CHANNELS": channels, "LENGTH": length, "GATED": gated}
+    state_constants = {**slots, "ROW": row, "CHANNELS": channels, "LENGTH": length, "GATED": gated}
     return [
         device.launch(
             "portable/conv_state.cl",
             "conv_state",
-            {**step.constants, **sizes, **own},
+            {**step.constants, **sizes, **state_constants},
             [rows, step.state, states],
             groups=(-(-channels // run),),
             local=(sizes["LOCAL_SIZE"],),

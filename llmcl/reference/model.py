@@ -90,10 +90,10 @@ def forward(
         heads = block.heads_in(config)
         if block.fused:
             ends = np.cumsum([config.n_q_heads, heads.n_kv])
-            q, *own = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, heads.size), ends, axis=1)
+            q, *keys_values = np.split(project(x, layer + "self_attn.qkv").reshape(n, -1, heads.size), ends, axis=1)
         else:
             names = "q" if block.keys_of is not None else "qkk" if block.keys_as_values else "qkv"
-            q, *own = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, heads.size) for name in names)
+            q, *keys_values = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, heads.size) for name in names)
         gate = q[:, 1::2] if block.gated else None
         q = q[:, ::2] if block.gated else q
         if block.row_norms:
@@ -105,7 +105,7 @@ def forward(
             turns = np.arange(n) // block.query_scale.length
             q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
         if block.keys_of is None:
-            kept[layer] = keys_and_values(block, layer, *own)
+            kept[layer] = keys_and_values(block, layer, *keys_values)
         k, v = kept[layer if block.keys_of is None else layer_name(block.keys_of, "")]
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         sinks = weights[layer + "self_attn.sinks"] if block.sinks else None
@@ -126,24 +126,24 @@ def forward(
     def attend_latents(block: LatentAttention, layer: str, x: Array) -> Array:
         """Computes each head's keys and values explicitly; the device instead projects queries into the
         latent space."""
-        of, heads, prefix = block.settings, config.n_q_heads, layer + "self_attn."
-        low = norm(project(x, prefix + "q_a"), prefix + "q_a_layernorm") if of.query_rank else x
-        queries = project(low, prefix + ("q_b" if of.query_rank else "q")).reshape(n, heads, of.query)
+        settings, heads, prefix = block.settings, config.n_q_heads, layer + "self_attn."
+        low = norm(project(x, prefix + "q_a"), prefix + "q_a_layernorm") if settings.query_rank else x
+        queries = project(low, prefix + ("q_b" if settings.query_rank else "q")).reshape(n, heads, settings.query)
         latents = project(x, prefix + "kv_a_proj_with_mqa")
-        cos, sin = (table[:, : of.rope // 2] for table in rotations[block.rotation])
+        cos, sin = (table[:, : settings.rope // 2] for table in rotations[block.rotation])
         given = latents, wide(weights[prefix + "kv_a_layernorm.weight"]), queries, cos, sin, config.rms_norm_eps
-        rows, queries = latent_append(*given, interleaved=of.interleaved)
+        rows, queries = latent_append(*given, interleaved=settings.interleaved)
         rows, queries = cached(stored(rows)), stored(queries)
-        of_keys = wide(weights[layer + KEYS]).reshape(heads, of.rank, of.nope)
-        of_values = wide(weights[layer + VALUES]).reshape(heads, of.value, of.rank)
-        keys = np.zeros((n, heads, max(of.query, of.value)))
+        of_keys = wide(weights[layer + KEYS]).reshape(heads, settings.rank, settings.nope)
+        of_values = wide(weights[layer + VALUES]).reshape(heads, settings.value, settings.rank)
+        keys = np.zeros((n, heads, max(settings.query, settings.value)))
         values, q = np.zeros_like(keys), np.zeros_like(keys)
-        keys[..., : of.nope] = np.einsum("nr,hrk->nhk", wide(rows[:, : of.rank]), of_keys)
-        keys[..., of.nope : of.query] = rows[:, None, of.rank :]
-        values[..., : of.value] = np.einsum("nr,hvr->nhv", wide(rows[:, : of.rank]), of_values)
-        q[..., : of.query] = queries
+        keys[..., : settings.nope] = np.einsum("nr,hrk->nhk", wide(rows[:, : settings.rank]), of_keys)
+        keys[..., settings.nope : settings.query] = rows[:, None, settings.rank :]
+        values[..., : settings.value] = np.einsum("nr,hvr->nhv", wide(rows[:, : settings.rank]), of_values)
+        q[..., : settings.query] = queries
         scale = config.head_dim**-0.5 if config.attention_scale is None else config.attention_scale
-        x = stored(attention(q, keys, values, 0, scale)[..., : of.value])
+        x = stored(attention(q, keys, values, 0, scale)[..., : settings.value])
         return biased(x.reshape(n, -1), prefix + "o")
 
     def gated_mlp(block: GatedMlp, layer: str, x: Array) -> Array:
@@ -168,22 +168,22 @@ def forward(
 
     def choose(block: Experts, layer: str, x: Array) -> tuple[Array, Array]:
         """Returns each token's experts and shares."""
-        of = block.settings
+        settings = block.settings
         logits = stored(linear(x, weights[f"{layer}{block.router}.weight"]))
         router_bias = weights[f"{layer}{block.router}.bias"] if block.bias else None
-        if of.scores is not None:
+        if settings.scores is not None:
             return choose_scored_experts(
                 logits,
-                of.top_k,
-                renormalize=of.renormalize,
-                sigmoid=of.scores.scoring == "sigmoid",
-                n_groups=of.scores.n_groups,
-                top_groups=of.scores.top_groups,
-                per_group=of.scores.per_group,
-                scale=of.scores.scale,
-                correction=weights[layer + block.correction] if of.scores.corrected else None,
+                settings.top_k,
+                renormalize=settings.renormalize,
+                sigmoid=settings.scores.scoring == "sigmoid",
+                n_groups=settings.scores.n_groups,
+                top_groups=settings.scores.top_groups,
+                per_group=settings.scores.per_group,
+                scale=settings.scores.scale,
+                correction=weights[layer + block.correction] if settings.scores.corrected else None,
             )
-        ids, shares = choose_experts(logits, of.top_k, renormalize=of.renormalize, bias=router_bias)
+        ids, shares = choose_experts(logits, settings.top_k, renormalize=settings.renormalize, bias=router_bias)
         return ids, shares if block.scales is None else scale_shares(shares, ids, weights[layer + block.scales])
 
     def chosen(block: Experts, layer: str, x: Array, ids: Array, shares: Array) -> Array:
@@ -212,18 +212,18 @@ def forward(
         return linear(stored(y), weights[layer + "conv.out_proj.weight"])
 
     def delta_net(block: DeltaNet, layer: str, x: Array) -> Array:
-        of, prefix = block.settings, layer + "linear_attn."
+        settings, prefix = block.settings, layer + "linear_attn."
         plan = block.matrices(config)["projection"]
         parts = zip(plan.tensors, plan.tensor_rows, plan.runs_of_tensors, strict=True)
         inputs = (weights[layer + name][slice(None) if runs is None else runs.rows(0, n)] for name, n, runs in parts)
         rows = stored(np.concatenate([linear(x, values) for values in inputs], axis=1))
         taps = wide(weights[prefix + "conv1d.weight"]).T
-        decays = -np.exp(wide(weights[prefix + "A_log"])) if of.log_decays else wide(weights[prefix + "A"])
+        decays = -np.exp(wide(weights[prefix + "A_log"])) if settings.log_decays else wide(weights[prefix + "A"])
         scalars = np.stack([decays, wide(weights[prefix + "dt_bias"])])
-        qkv, gates, _ = delta_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), n_k=of.n_k, d_k=of.d_k)
-        state = np.zeros((of.n_v, of.d_k, of.d_v))
-        y, _ = delta_rule(stored(qkv), stored(gates), state, n_k=of.n_k, heads_in_turn=of.in_turn)
-        z = rows[:, of.channels : of.channels + of.n_v * of.d_v].reshape(y.shape)
+        qkv, gates, _ = delta_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), n_k=settings.n_k, d_k=settings.d_k)
+        state = np.zeros((settings.n_v, settings.d_k, settings.d_v))
+        y, _ = delta_rule(stored(qkv), stored(gates), state, n_k=settings.n_k, heads_in_turn=settings.in_turn)
+        z = rows[:, settings.channels : settings.channels + settings.n_v * settings.d_v].reshape(y.shape)
         y = gated_norm(stored(y), weights[prefix + "norm.weight"], z, config.rms_norm_eps)
         return linear(stored(y).reshape(n, -1), weights[prefix + "out_proj.weight"])
 

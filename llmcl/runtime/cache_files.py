@@ -74,8 +74,8 @@ def is_trusted(folder: Path) -> bool:
     """
     if not hasattr(os, "geteuid"):
         return True  # Windows itself protects a user's folders
-    found = [path.stat() for path in (folder, *folder.absolute().parents)]
-    marks = [(each.st_dev, each.st_ino, each.st_mode, each.st_uid) for each in found]
+    statuses = [path.stat() for path in (folder, *folder.absolute().parents)]
+    marks = [(each.st_dev, each.st_ino, each.st_mode, each.st_uid) for each in statuses]
     return _judge(folder.absolute(), cache_dir().absolute(), os.geteuid(), *marks)
 
 
@@ -125,14 +125,14 @@ def open_plain(path: Path, most: int | None = None, *, trusted: bool = False) ->
     """
     file = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     try:
-        found = os.fstat(file)
+        status = os.fstat(file)
         reason = None
-        if not stat.S_ISREG(found.st_mode):
+        if not stat.S_ISREG(status.st_mode):
             reason = "it is no plain file"
-        elif most is not None and found.st_size > most:
-            reason = f"it has {found.st_size:,} bytes, expected at most {most:,}"
+        elif most is not None and status.st_size > most:
+            reason = f"it has {status.st_size:,} bytes, expected at most {most:,}"
         elif trusted and hasattr(os, "geteuid"):
-            reason = _distrust_reason(found, is_ours=True)
+            reason = _distrust_reason(status, is_ours=True)
         if reason is not None:
             raise UnusableError(errno.EPERM, reason, str(path))
         with open(file, "rb", closefd=False) as content:

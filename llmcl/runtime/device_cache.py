@@ -62,8 +62,8 @@ class DeviceCache:
         if text is None:
             return
         try:
-            found = json.loads(text)
-            self.tuned, self.excluded = _tuned(found["tuned"]), _excluded(found["excluded"])
+            stored = json.loads(text)
+            self.tuned, self.excluded = _tuned(stored["tuned"]), _excluded(stored["excluded"])
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             warnings.warn(
                 f"{self.path} is damaged ({type(error).__name__}: {error}) and is ignored; "

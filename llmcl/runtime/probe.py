@@ -68,16 +68,16 @@ def remembered(
     stored = _stored(path)
     if stored is not None and counts(stored):
         return stored
-    found, lasts_s = answer()
+    new_answer, lasts_s = answer()
     try:
         if lasts_s > 0:
             until = None if math.isinf(lasts_s) else time.time() + lasts_s
-            write_cached(path, json.dumps({"answer": found, "until": until}).encode())
+            write_cached(path, json.dumps({"answer": new_answer, "until": until}).encode())
         else:
             path.unlink(missing_ok=True)
     except OSError:
         pass  # a read-only home: probed again next time
-    return found
+    return new_answer
 
 
 def is_right(kind: str, module: str, entry: DeviceEntry, *arguments: str, source: str) -> bool:

@@ -135,12 +135,12 @@ class ProgramCache:
     def missing(self, sources: Iterable[KernelSource], *, longest_first: bool = True) -> list[Key]:
         """Returns the programs for `sources` that are neither in memory nor on disk."""
         keys = [key for key in dict.fromkeys(source.program() for source in sources) if key not in self._programs]
-        found = {key: self._found(*key) for key in keys}
+        locations = {key: self._found(*key) for key in keys}
         if longest_first:  # judged by text length
-            keys.sort(key=lambda key: len(found[key][0]), reverse=True)
+            keys.sort(key=lambda key: len(locations[key][0]), reverse=True)
         try:
-            if keys and is_trusted(found[keys[0]][2].parent):
-                return [key for key in keys if not found[key][2].exists()]
+            if keys and is_trusted(locations[keys[0]][2].parent):
+                return [key for key in keys if not locations[key][2].exists()]
         except OSError:
             pass
         return keys

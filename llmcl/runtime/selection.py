@@ -66,14 +66,14 @@ def choose_device(
         wanted = f"a device or platform with {shown(text)} in its name"
     passed_over: list[DeviceEntry] = []
     for entry in matching:
-        found = replace(entry, fault=None if entry.lacks else fault(entry))
-        if found.usable:
+        tried = replace(entry, fault=None if entry.lacks else fault(entry))
+        if tried.usable:
             for other in passed_over:
                 _log.warning(
-                    "%s cannot be used: %s; %s. Using %s", other.label, other.unusable_reason, other.remedy, found.label
+                    "%s cannot be used: %s; %s. Using %s", other.label, other.unusable_reason, other.remedy, tried.label
                 )
-            return found
-        passed_over.append(found)
+            return tried
+        passed_over.append(tried)
     faults = {entry.index: entry for entry in passed_over}
     ranked = [faults.get(entry.index, entry) for entry in ranked]
     listing = "\n".join(_line(entry) for entry in ranked)

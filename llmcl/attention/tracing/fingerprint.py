@@ -74,8 +74,8 @@ def _of(value: Any, seen: dict[int, int]) -> Any:
 
 
 def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
-    own = str(function.__module__).partition(".")[0] == "llmcl" or is_library(function.__module__)
-    if own and not function.__closure__ and not function.__defaults__:
+    is_package_code = str(function.__module__).partition(".")[0] == "llmcl" or is_library(function.__module__)
+    if is_package_code and not function.__closure__ and not function.__defaults__:
         return _Same(function)
     names = names_of(function)
     reached = [
@@ -83,7 +83,7 @@ def _function(function: types.FunctionType, seen: dict[int, int]) -> Any:
         function.__defaults__,
         function.__kwdefaults__,
     ]
-    if not own:
+    if not is_package_code:
         scope = function.__globals__
         reached += [scope[name] for name in sorted(names & scope.keys())]
     return function.__code__, tuple(_of(item, seen) for item in reached)

@@ -68,10 +68,10 @@ def _constant_factor(graph: Graph, number: int) -> tuple[float, int] | None:
 
 
 def _outer_factor(graph: Graph, root: int) -> tuple[float, int]:
-    found = _constant_factor(graph, root)
-    if found is None or "score" not in graph.nodes[found[1]].depends or graph.nodes[found[1]].op == "input":
+    factor = _constant_factor(graph, root)
+    if factor is None or "score" not in graph.nodes[factor[1]].depends or graph.nodes[factor[1]].op == "input":
         return 1.0, root
-    return found
+    return factor
 
 
 def _common_unit(graph: Graph, root: int) -> float:
@@ -79,8 +79,8 @@ def _common_unit(graph: Graph, root: int) -> float:
     units = set()
     for number in graph.reachable(root):
         if any(_is_score(graph.nodes[arg]) for arg in graph.nodes[number].args):
-            found = _constant_factor(graph, number)
-            units.add(found[0] if found is not None and _is_score(graph.nodes[found[1]]) else 1.0)
+            factor = _constant_factor(graph, number)
+            units.add(factor[0] if factor is not None and _is_score(graph.nodes[factor[1]]) else 1.0)
     return units.pop() if len(units) == 1 and not _is_score(graph.nodes[root]) else 1.0
 
 
@@ -93,9 +93,9 @@ def _copy_in_units(graph: Graph, root: int, to: Graph, unit: float) -> int:
     places: dict[int, int] = {}
     for number in graph.reachable(root):
         node = graph.nodes[number]
-        found = _constant_factor(graph, number) if unit != 1.0 else None
-        if found is not None and _is_score(graph.nodes[found[1]]):
-            places[number] = places[found[1]]
+        factor = _constant_factor(graph, number) if unit != 1.0 else None
+        if factor is not None and _is_score(graph.nodes[factor[1]]):
+            places[number] = places[factor[1]]
         else:
             args = tuple(places[arg] for arg in node.args)
             places[number] = to.add(node.op, args, node.dtype, node.where, node.value)

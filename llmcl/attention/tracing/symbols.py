@@ -151,10 +151,10 @@ def apply(name: str, *args: Any, **kwargs: Any) -> Symbol:
     try:
         inspect.signature(build).bind(graph, *numbers, **options)
     except TypeError:
-        given = [*(["..."] * len(numbers)), *(f"{key}={value!r}" for key, value in kwargs.items())]
+        arguments = [*(["..."] * len(numbers)), *(f"{key}={value!r}" for key, value in kwargs.items())]
         raise mod_error(
-            f"`{name}({', '.join(given)})` is not supported with these arguments; a mod computes one value for each "
-            "position and cannot reduce, reshape or sort"
+            f"`{name}({', '.join(arguments)})` is not supported with these arguments; a mod computes one value for "
+            "each position and cannot reduce, reshape or sort"
         ) from None
     return Symbol(graph, build(graph, *numbers, **options))
 
