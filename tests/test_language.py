@@ -30,13 +30,9 @@ PAGES_ABOVE: dict[str, float] = {}
 OF_ABOVE: dict[str, int] = {}
 FIELDS_ABOVE: dict[str, int] = {}
 LOCALS_ABOVE: dict[str, int] = {
-    "checkpoint": 17,
     "cli": 1,
-    "convert": 3,
     "engine": 12,
-    "grammar": 6,
     "reference": 2,
-    "tokenizer": 12,
     "tools": 1,
 }
 

@@ -178,9 +178,9 @@ def check_is_file(path: Path, limit: int | None = None) -> None:
     """Raises CheckpointError unless `path` is a regular file with at most `limit` bytes."""
     with reading(path):
         if not path.is_file():  # a pipe or a device would block or never end
-            found = "is not a regular file" if path.exists() else "is missing"
+            problem = "is not a regular file" if path.exists() else "is missing"
             raise CheckpointError(
-                f"{path.name} {found} (looked for {one_line(path)}). Check the path, or fetch the model again."
+                f"{path.name} {problem} (looked for {one_line(path)}). Check the path, or fetch the model again."
             )
         if limit is not None and (size := path.stat().st_size) > limit:
             raise CheckpointError(

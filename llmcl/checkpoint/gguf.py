@@ -366,8 +366,8 @@ def _hf_names(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Map
         return (f"model.layers.{match[1]}.{layer_tensors[match[2]]}",)
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         index, module, suffix = match.groups()
-        own = (layer_names.get(part, part) for part in _FUSED.get(module, (module,)))
-        return tuple(f"model.layers.{index}.{name}.{suffix}" for name in own)
+        hf_modules = (layer_names.get(part, part) for part in _FUSED.get(module, (module,)))
+        return tuple(f"model.layers.{index}.{name}.{suffix}" for name in hf_modules)
     module, _, suffix = gguf_name.rpartition(".")
     names = {**layer_names, **MODULE_NAMES}
     if module not in names or names[module] not in MODULE_NAMES.values():

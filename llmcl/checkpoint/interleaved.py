@@ -68,35 +68,35 @@ def interleaved_parts(
 
     Raises CheckpointError if a tensor has an unexpected shape.
     """
-    n_experts, found = n_experts_of(config), dict[str, StoredTensor]()
+    n_experts, split = n_experts_of(config), dict[str, StoredTensor]()
     for name, tensor in stored.items():
         module = next((module for module in interleaved if f".{module}" in name), None)
         if module is None:
-            found[name] = tensor
+            split[name] = tensor
             continue
         prefix, _, kind = name.partition(module)
         parts = [f"{prefix}{part}" for part in interleaved[module]]
         if kind == "_bias":
-            found |= _biases(name, tensor, parts, n_experts)
+            split |= _biases(name, tensor, parts, n_experts)
         elif kind == "":
-            found |= _transposed(name, tensor, parts, n_experts)
+            split |= _transposed(name, tensor, parts, n_experts)
         elif kind == _BLOCKS:
             scales = stored.get(name.removesuffix(_BLOCKS) + _SCALES)
-            found |= _mxfp4(name, tensor, scales, parts, n_experts)
+            split |= _mxfp4(name, tensor, scales, parts, n_experts)
         elif kind != _SCALES:
-            found[name] = tensor
-    return found
+            split[name] = tensor
+    return split
 
 
 def _biases(name: str, tensor: StoredTensor, parts: Sequence[str], n_experts: int) -> dict[str, StoredTensor]:
     _check(name, tensor, (n_experts, None), len(parts), 1)
     values = _items(tensor).reshape(n_experts, -1, len(parts))
-    found = {}
+    biases = {}
     for e in range(n_experts):
         for p, part in enumerate(parts):
             data = np.ascontiguousarray(values[e, :, p]).view(np.uint8)
-            found[f"{part.format(e)}.bias"] = StoredTensor((values.shape[1],), tensor.format, data)
-    return found
+            biases[f"{part.format(e)}.bias"] = StoredTensor((values.shape[1],), tensor.format, data)
+    return biases
 
 
 def _transposed(name: str, tensor: StoredTensor, parts: Sequence[str], n_experts: int) -> dict[str, StoredTensor]:
@@ -117,10 +117,10 @@ def _mxfp4(
 ) -> dict[str, StoredTensor]:
     _check(name, tensor, (n_experts, None, None, 16), len(parts), 1)
     if scales is None or scales.shape != tensor.shape[:3] or {tensor.format, scales.format} != {"U8"}:
-        found = "missing" if scales is None else f"{scales.format} {shown(list(scales.shape))}"
+        actual = "missing" if scales is None else f"{scales.format} {shown(list(scales.shape))}"
         raise CheckpointError(
-            f"tensor {shown(name)} is {tensor.format} {shown(list(tensor.shape))} and its scales are {found}, expected "
-            "U8 of the same first three sizes. The checkpoint is damaged; fetch it again."
+            f"tensor {shown(name)} is {tensor.format} {shown(list(tensor.shape))} and its scales are {actual}, "
+            "expected U8 of the same first three sizes. The checkpoint is damaged; fetch it again."
         )
     n_blocks = tensor.shape[2]
     codes = tensor.data.reshape(n_experts, -1, len(parts), n_blocks, 16)

@@ -75,28 +75,30 @@ def split_latents(stored: Mapping[str, StoredTensor], config: ModelConfig) -> di
 
     Raises CheckpointError if a tensor's shape differs from the configuration.
     """
-    found, of, heads = {**stored}, config.latent, config.n_q_heads
-    if of is None:
-        return found
+    tensors, latent, heads = {**stored}, config.latent, config.n_q_heads
+    if latent is None:
+        return tensors
     for i in range(config.n_layers):
         joined, keys, values = (layer_name(i, name) for name in (KEY_VALUE, KEYS, VALUES))
-        for name, rows, columns in ((keys, of.rank, of.nope), (values, of.value, of.rank)):
-            if name in found and found[name].shape == (heads, rows, columns):
-                found[name] = replace(found[name], shape=(heads * rows, columns))
-        tensor = found.pop(joined, None)
-        if tensor is None or keys in found:
+        for name, rows, columns in ((keys, latent.rank, latent.nope), (values, latent.value, latent.rank)):
+            if name in tensors and tensors[name].shape == (heads, rows, columns):
+                tensors[name] = replace(tensors[name], shape=(heads * rows, columns))
+        tensor = tensors.pop(joined, None)
+        if tensor is None or keys in tensors:
             continue
-        shape = heads * (of.nope + of.value), of.rank
+        shape = heads * (latent.nope + latent.value), latent.rank
         if tensor.shape != shape:
             raise CheckpointError(
                 f"tensor {joined} has the shape {shown(list(tensor.shape))}, expected {list(shape)} by the "
                 "configuration. The configuration belongs to another model, or the file is damaged."
             )
-        blocks = tensor.data.reshape(heads, of.nope + of.value, -1)
+        blocks = tensor.data.reshape(heads, latent.nope + latent.value, -1)
         exact = tensor.format if tensor.format in FLOAT_FORMATS else "F32"
         none = tensor.data[:0]
-        found[keys] = StoredTensor(
-            (heads * of.rank, of.nope), exact, none, KeyRows(blocks, tensor.format, of.nope, of.rank)
+        tensors[keys] = StoredTensor(
+            (heads * latent.rank, latent.nope), exact, none, KeyRows(blocks, tensor.format, latent.nope, latent.rank)
         )
-        found[values] = StoredTensor((heads * of.value, of.rank), tensor.format, none, ValueRows(blocks, of.nope))
-    return found
+        tensors[values] = StoredTensor(
+            (heads * latent.value, latent.rank), tensor.format, none, ValueRows(blocks, latent.nope)
+        )
+    return tensors

@@ -123,16 +123,16 @@ def _is_behind(name: str, n_layers: int) -> bool:
 
 def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the text part's tensors under text-only names. Raises CheckpointError for a duplicate."""
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         for prefix, alone in _TEXT_PREFIXES.items():
             if name.startswith(prefix):
                 name = alone + name.removeprefix(prefix)
                 break
-        if name in found:
+        if name in tensors:
             raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
-        found[name] = tensor
-    return found
+        tensors[name] = tensor
+    return tensors
 
 
 def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dict[str, StoredTensor]:
@@ -140,18 +140,20 @@ def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dic
 
     Raises CheckpointError for a duplicate.
     """
-    found: dict[str, StoredTensor] = {}
+    renamed: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         module, _, suffix = name.rpartition(".")
-        own = next((own for own in modules if module == own or module.endswith(f".{own}")), None)
-        if own is not None:
-            name = f"{module.removesuffix(own)}{modules[own]}.{suffix}"
-        if name in found:
+        hf_module = next(
+            (hf_module for hf_module in modules if module == hf_module or module.endswith(f".{hf_module}")), None
+        )
+        if hf_module is not None:
+            name = f"{module.removesuffix(hf_module)}{modules[hf_module]}.{suffix}"
+        if name in renamed:
             raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
         if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:
             tensor = replace(tensor, shape=(tensor.shape[0], tensor.shape[2]))
-        found[name] = tensor
-    return found
+        renamed[name] = tensor
+    return renamed
 
 
 def shard_files(index_path: Path) -> dict[str, str]:

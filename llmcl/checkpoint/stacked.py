@@ -23,18 +23,18 @@ def parts_of(
     """
     of_experts = "{}" in parts[0]
     n_experts = n_experts_of(config) if of_experts else 1
-    own = -1 if name.endswith(".bias") else -2  # axis of a part's first size
-    leading, n_parts = tensor.shape[:own], n_experts * len(parts)
-    is_stack = len(tensor.shape) >= -own and leading == ((n_experts,) if of_experts else ()) and n_parts > 0
+    row_axis = -1 if name.endswith(".bias") else -2  # axis of a part's first size
+    leading, n_parts = tensor.shape[:row_axis], n_experts * len(parts)
+    is_stack = len(tensor.shape) >= -row_axis and leading == ((n_experts,) if of_experts else ()) and n_parts > 0
     # Values smaller than a byte may make a part end within a byte.
-    if not is_stack or tensor.shape[own] % len(parts) or not len(tensor.data) or len(tensor.data) % n_parts:
+    if not is_stack or tensor.shape[row_axis] % len(parts) or not len(tensor.data) or len(tensor.data) % n_parts:
         halves = f" (a multiple of {len(parts)})" if len(parts) > 1 else ""
         expected = f"{n_experts} experts by rows{halves} by columns" if of_experts else f"rows{halves} by columns"
         raise CheckpointError(
             f"tensor {shown(name)} has the shape {shown(list(tensor.shape))}, expected {expected}. The configuration "
             "belongs to another model, or the file is damaged."
         )
-    shape = tensor.shape[own] // len(parts), *tensor.shape[own:][1:]
+    shape = tensor.shape[row_axis] // len(parts), *tensor.shape[row_axis:][1:]
     rows = tensor.data.reshape(n_parts, -1)
     for i, data in enumerate(rows):
         yield parts[i % len(parts)].format(i // len(parts)), replace(tensor, shape=shape, data=data)
@@ -44,18 +44,18 @@ def unstacked(
     stored: Mapping[str, StoredTensor], stacked: Mapping[str, tuple[str, ...]], config: ModelConfig
 ) -> dict[str, StoredTensor]:
     """Returns a folder's tensors, with the tensors in `stacked` (`Family.stacked`) split into named parts."""
-    found: dict[str, StoredTensor] = {}
+    tensors: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
         # Expert tensors belong to no module and therefore have no suffix.
-        own = name.removesuffix(".weight")
-        module = next((module for module in stacked if own.endswith(f".{module}")), None)
+        bare_name = name.removesuffix(".weight")
+        module = next((module for module in stacked if bare_name.endswith(f".{module}")), None)
         if module is None:
-            found[name] = tensor
+            tensors[name] = tensor
             continue
-        prefix = own.removesuffix(module)
+        prefix = bare_name.removesuffix(module)
         names = tuple(f"{prefix}{part}.weight" for part in stacked[module])
-        found.update(parts_of(name, tensor, names, config))
-    return found
+        tensors.update(parts_of(name, tensor, names, config))
+    return tensors
 
 
 def n_experts_of(config: ModelConfig) -> int:

@@ -235,13 +235,13 @@ def tokenizer_metadata(checkpoint: Checkpoint) -> Metadata:
         values |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
         names = {words: name for name, words in reversed(PRE_TOKENIZERS.items())}  # the first name of each rule
         candidates = [values | {"tokenizer.ggml.pre": name} for name in reversed(names.values())]
-    found = next((values for values in candidates if _agrees(tokenizer, values)), None)
-    if found is None:
+    matching = next((values for values in candidates if _agrees(tokenizer, values)), None)
+    if matching is None:
         raise _unsayable("no pre-tokenizer known here cuts texts into words as it does")
     ids = {"bos": tokenizer.bos_token_id}
     ends = checkpoint.config.eos_token_ids or tuple(tokenizer.eos_token_ids)
     ids |= dict(zip(("eos", "eot"), ends, strict=False))
-    result = typed(found)
+    result = typed(matching)
     result |= {f"tokenizer.ggml.{name}_token_id": (i, Kind.UINT32, None) for name, i in ids.items() if i is not None}
     if tokenizer.chat_template is not None:
         result["tokenizer.chat_template"] = tokenizer.chat_template, Kind.STRING, None

@@ -54,9 +54,9 @@ def check_target(target: Path, is_gguf: bool, force: bool) -> None:
     if stat.S_ISLNK(there.st_mode):
         raise UsageError(f"{target} is a link to {os.readlink(target)}; give the name of what is to be replaced itself")
     if is_gguf != stat.S_ISREG(there.st_mode) or not (is_gguf or target.is_dir()):
-        found = "a folder" if target.is_dir() else "a file" if target.is_file() else "neither a file nor a folder"
+        actual = "a folder" if target.is_dir() else "a file" if target.is_file() else "neither a file nor a folder"
         wanted = "a file" if is_gguf else "a folder (a name that ends with .gguf makes a file)"
-        raise UsageError(f"{target} is {found}; --force would not replace it with {wanted}: give another name")
+        raise UsageError(f"{target} is {actual}; --force would not replace it with {wanted}: give another name")
     if os.path.ismount(target):
         raise UsageError(f"{target} is where a disk is mounted, which cannot be replaced; give a folder on it")
     if not is_gguf:
@@ -71,8 +71,8 @@ def check_replaceable(folder: Path, names: Collection[str] | None = None) -> Non
     if not folder.exists():
         return
     there = sorted(folder.iterdir())
-    found = [file.name for file in there]
-    if found and not {"config.json", WEIGHTS_FILE} <= set(found):
+    existing = [file.name for file in there]
+    if existing and not {"config.json", WEIGHTS_FILE} <= set(existing):
         raise UsageError(
             f"{folder} is a folder without a model as a conversion writes it (config.json and {WEIGHTS_FILE}); --force "
             "replaces only such folders: give another name"

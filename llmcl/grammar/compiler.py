@@ -52,13 +52,13 @@ class Grammars:
         limit, and for a model without a tokenizer or an end-of-text token.
         """
         with self._lock:
-            found = self._kept.get(grammar)
-            if found is None:
-                found = self._kept[grammar] = self._compile(grammar)
+            compiled = self._kept.get(grammar)
+            if compiled is None:
+                compiled = self._kept[grammar] = self._compile(grammar)
                 if len(self._kept) > MOST_KEPT:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(grammar)
-            return found
+            return compiled
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         if self._tokenizer is None:

@@ -97,11 +97,11 @@ def masks_of(matchers: Sequence[Matcher]) -> list[np.ndarray | LlmclError]:
     inner = [matcher._matcher for matcher in matchers]
     for i, one in enumerate(inner):
         one.unsafe_compute_mask_ptr(address + i * nbytes, nbytes)
-    found: list[np.ndarray | LlmclError] = []
+    results: list[np.ndarray | LlmclError] = []
     for matcher, mask, has_any in zip(matchers, masks, masks.max(axis=1) > 0, strict=True):
         error = matcher._error(matcher._matcher) or (None if has_any else matcher._no_token())
-        found.append(mask if error is None else error)
-    return found
+        results.append(mask if error is None else error)
+    return results
 
 
 def _mask_or_error(matcher: Matcher) -> np.ndarray | LlmclError:

@@ -80,8 +80,8 @@ def compiled_in_time(grammar: Grammar) -> str:
         ) from None
     if answer["refused"] is not None:
         raise refused(grammar, answer["refused"])
-    made: str = answer["grammar"]
-    return made
+    compiled: str = answer["grammar"]
+    return compiled
 
 
 def refused(grammar: Grammar, reason: str) -> UsageError:

@@ -96,13 +96,13 @@ class AnswerParts(ABC):
 
 def n_begun(text: str, marks: Sequence[str], *, spaces: bool = False) -> int:
     """Returns how many characters at the end of a text may begin a mark. spaces: includes white space before marks."""
-    found = 0
+    longest = 0
     for mark in marks:
-        for n in range(min(len(mark) - 1, len(text)), found, -1):
+        for n in range(min(len(mark) - 1, len(text)), longest, -1):
             if mark.startswith(text[-n:]):
-                found = n
+                longest = n
                 break
     if spaces:
-        front = text[: len(text) - found]
-        found += len(front) - len(front.rstrip())
-    return found
+        front = text[: len(text) - longest]
+        longest += len(front) - len(front.rstrip())
+    return longest

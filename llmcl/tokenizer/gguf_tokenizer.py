@@ -158,20 +158,20 @@ def merges_from_scores(tokens: list[str], scores: list[float], types: list[int])
             f"expected at most {_MAX_TOKEN_CHARACTERS}. The file is damaged; get it again."
         )
     again = repeated(tokens)
-    found = []
+    merges = []
     for index, (token, score) in enumerate(zip(tokens, scores, strict=True)):
         if token in normal and index not in again:
             for cut in range(len(token) - 1, 0, -1):
                 left, right = normal.get(token[:cut]), normal.get(token[cut:])
                 if left is not None and right is not None:
-                    found.append((-score, -cut, left, right))
-        if len(found) > _MAX_MERGES:
+                    merges.append((-score, -cut, left, right))
+        if len(merges) > _MAX_MERGES:
             raise CheckpointError(
-                f"GGUF metadata: the tokens of tokenizer.ggml.tokens can be joined in {len(found)} ways up to "
+                f"GGUF metadata: the tokens of tokenizer.ggml.tokens can be joined in {len(merges)} ways up to "
                 f"{shown(token)}, expected at most {_MAX_MERGES} in all. The file is damaged; get it again."
             )
-    found.sort()
-    return [(left, right) for _, _, left, right in found]
+    merges.sort()
+    return [(left, right) for _, _, left, right in merges]
 
 
 def _is_phi3(metadata: Mapping[str, Any]) -> bool:
@@ -221,9 +221,9 @@ def _vocabulary(tokens: list[str]) -> dict[str, int]:
 def _strings(metadata: Mapping[str, Any], key: str) -> list[str]:
     value = metadata.get(key)
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        found = "missing" if value is None else f"a {type(value).__name__}"
+        actual = "missing" if value is None else f"a {type(value).__name__}"
         raise CheckpointError(
-            f"GGUF metadata: {key} is {found}, expected a list of strings. The file holds no usable "
+            f"GGUF metadata: {key} is {actual}, expected a list of strings. The file holds no usable "
             "tokenizer: convert it again, or use the model's Hugging Face folder."
         )
     return value
@@ -235,9 +235,9 @@ def _numbers(metadata: Mapping[str, Any], key: str, length: int) -> list[Any] | 
         return None
     numbers = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(numbers, list) or len(numbers) != length or not all(type(n) in (int, float) for n in numbers):
-        found = counted(len(numbers), "value") if isinstance(numbers, list) else f"a {type(value).__name__}"
+        actual = counted(len(numbers), "value") if isinstance(numbers, list) else f"a {type(value).__name__}"
         raise CheckpointError(
-            f"GGUF metadata: {key} has {found}, expected {counted(length, 'number')}, one for each token. "
+            f"GGUF metadata: {key} has {actual}, expected {counted(length, 'number')}, one for each token. "
             "The file is damaged; get it again."
         )
     return numbers

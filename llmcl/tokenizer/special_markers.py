@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 def special_markers(markers: Sequence[str], tokenizer: Tokenizer) -> dict[int, str]:
     """Returns id -> text for the markers that are special tokens."""
-    found = {}
+    texts = {}
     for text in markers:
         ids = tokenizer.encode(text, add_special_tokens=False)
         if len(ids) == 1 and not tokenizer.token_bytes(ids[0]) and ids[0] not in tokenizer.eos_token_ids:
-            found[ids[0]] = text
-    return found
+            texts[ids[0]] = text
+    return texts

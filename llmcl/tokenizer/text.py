@@ -73,10 +73,10 @@ class StopMatcher:
         if self._matched or not self._stop:
             return ("", True) if self._matched else (text, False)
         text = self._held + text
-        found = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
-        if found:
+        matches = [(start + len(stop), start) for stop in self._stop if (start := text.find(stop)) >= 0]
+        if matches:
             self._matched, self._held = True, ""
-            return text[: min(found)[1]], True
+            return text[: min(matches)[1]], True
         n_held = self._n_held_back(text)
         self._held = text[len(text) - n_held :]
         return text[: len(text) - n_held], False

@@ -280,12 +280,12 @@ class TokenBytes:
 
     def __call__(self, token_id: int) -> bytes:
         token_id = self._same_as.get(token_id, token_id)
-        found = self._known.get(token_id)
-        if found is None:
+        token_bytes = self._known.get(token_id)
+        if token_bytes is None:
             is_id = 0 <= token_id < 1 << 32  # the library uses 32-bit ids
             token = self._backend.id_to_token(token_id) if is_id else None
-            found = self._known[token_id] = self._bytes_of(token or "")
-        return found
+            token_bytes = self._known[token_id] = self._bytes_of(token or "")
+        return token_bytes
 
     def _read_decoder(self, decoder: dict[str, Any]) -> None:
         """Records one decoding step from tokenizer.json."""
@@ -442,13 +442,13 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
     settings = optional_json(folder / "special_tokens_map.json") | optional_json(folder / "tokenizer_config.json")
     data = read_bytes(file, MAX_HEADER_BYTES)
     plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), data) if b"\\u00" in data else data
-    if found := _SUBWORD_PREFIX.search(plain):
+    if match := _SUBWORD_PREFIX.search(plain):
         raise UnsupportedModelError(
-            f"{file}: continuing_subword_prefix begins with {shown(found[1].decode('latin-1'))}, expected none, as in "
+            f"{file}: continuing_subword_prefix begins with {shown(match[1].decode('latin-1'))}, expected none, as in "
             "all tokenizers that llmcl supports. Get the file again."
         )
-    for found in _CHARSMAP.finditer(plain):
-        if problem := _charsmap_problem(found[1].replace(b"\\/", b"/")):
+    for match in _CHARSMAP.finditer(plain):
+        if problem := _charsmap_problem(match[1].replace(b"\\/", b"/")):
             raise CheckpointError(f"{file}: precompiled_charsmap {problem}. Get the file again.")
     with refusing(f"{file} cannot be read as a tokenizer", "Get the file again."):
         backend = Backend.from_buffer(data)
