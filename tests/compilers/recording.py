@@ -127,6 +127,3 @@ class ShapeCheckpoint(Checkpoint):
 
     def array(self, name: str) -> np.ndarray:
         return np.ones(self.tensors[name].shape, np.float32)
-
-    def drop(self, name: str) -> None:
-        pass

@@ -186,7 +186,6 @@ def test_rows_of_a_folder_are_read_in_any_pieces(tmp_path: Path) -> None:
             np.testing.assert_array_equal(checkpoint.array(name), weights[name])
             pieces = [checkpoint.rows(name, i, min(i + 7, info.n_rows)) for i in range(0, info.n_rows, 7)]
             np.testing.assert_array_equal(np.concatenate(pieces), checkpoint.rows(name, 0, info.n_rows))
-            checkpoint.drop(name)
 
 
 @pytest.mark.parametrize(
