@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ PROBES = (
     "\u0939\u093f\u0928\u094d\u0926\u0940 e\u0301 \u00bd \u2075",
     "def f(x): return x**2 + 3.14e-10  # A1b2C3 don'T WE'LL",
 )
+N_TOKEN_PROBES = 1000
 
 
 # key -> (value, package gguf's value type, array item type); Packed: bytes copied from another file.
@@ -235,7 +236,8 @@ def tokenizer_metadata(checkpoint: Checkpoint) -> Metadata:
         values |= {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges}
         names = {words: name for name, words in reversed(PRE_TOKENIZERS.items())}  # the first name of each rule
         candidates = [values | {"tokenizer.ggml.pre": name} for name in reversed(names.values())]
-    matching = next((values for values in candidates if _agrees(tokenizer, values)), None)
+    probes = (*PROBES, *_token_texts(tokenizer))
+    matching = next((values for values in candidates if _agrees(tokenizer, values, probes)), None)
     if matching is None:
         raise _unsayable("no pre-tokenizer known here cuts texts into words as it does")
     ids = {"bos": tokenizer.bos_token_id}
@@ -283,12 +285,18 @@ def _scores(tokens: list[str], types: list[int], merges: list[str]) -> list[floa
     ]
 
 
-def _agrees(tokenizer: Tokenizer, values: Mapping[str, Any]) -> bool:
+def _token_texts(tokenizer: Tokenizer) -> list[str]:
+    """Returns the texts of up to N_TOKEN_PROBES tokens: a rule that cuts inside words gives other ids for some."""
+    step = max(1, tokenizer.n_vocab // N_TOKEN_PROBES)
+    return [tokenizer.decode([i]) for i in range(0, tokenizer.n_vocab, step)]
+
+
+def _agrees(tokenizer: Tokenizer, values: Mapping[str, Any], probes: Sequence[str]) -> bool:
     """Whether the tokenizer rebuilt from the metadata gives the same ids for the probes."""
     rebuilt, _ = gguf_tokenizer.build(values)
     return all(
         rebuilt.encode(text, add_special_tokens=False).ids == tokenizer.encode(text, add_special_tokens=False)
-        for text in PROBES
+        for text in probes
     )
 
 

@@ -44,7 +44,7 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
         assert len(times) == 5 and min(times) > 0 and llm.sequence.position == 35
         with pytest.raises(UsageError, match="no tokenizer"):
             llm.generate("text")
-        with pytest.raises(UsageError, match="no chat template"):
+        with pytest.raises(UsageError, match="no tokenizer"):
             llm.chat()
         with llmcl.load_random(str(file), device=default_device.entry.index, seed=1) as other:
             assert not np.allclose(other.logits([1, 2, 3]), logits)
