@@ -32,7 +32,7 @@ class Engine:
     kv_bytes_per_position = 1_000_000
     config = SimpleNamespace(n_parameters=lambda: 50_000_000)
     model = SimpleNamespace(layers=[], decode_ops=None)
-    tokenizer = None
+    has_tokenizer = False
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []
