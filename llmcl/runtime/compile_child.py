@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
@@ -31,8 +32,9 @@ def _work(index: str, label: str, programs: str, later: str = "") -> None:
             os.nice(10)
         while os.getppid() == parent and (job := read_job(queue)) is not None:
             os.write(log, f"{BEGIN} {job}\n".encode())
+            start = time.perf_counter()
             word = DONE if compile_key(tuple(keys[job])) else FAILED
-            os.write(log, f"{word} {job}\n".encode())
+            os.write(log, f"{word} {job} {time.perf_counter() - start:.1f}\n".encode())
 
 
 def _compiler(entry: DeviceEntry) -> Callable[[Key], bool]:

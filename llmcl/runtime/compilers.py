@@ -117,6 +117,11 @@ class Compilers:
     def _jobs(self, *words: str) -> set[int]:
         return {job for _, log in self._children for word, job in _entries(log) if word in words}
 
+    def seconds(self) -> dict[int, str]:
+        """Returns the seconds that each job on disk took in its child, as text."""
+        lines = [line.split() for _, log in self._children for line in _lines(log)]
+        return {int(words[1]): words[2] for words in lines if words[0] == DONE}
+
     def under_way(self) -> set[int]:
         """Returns the jobs that children are compiling."""
         jobs = set()
@@ -168,9 +173,12 @@ def read_job(queue: int) -> int | None:
     return int.from_bytes(taken, "little") if len(taken) == _JOB_BYTES else None
 
 
-def _entries(log: Path) -> list[tuple[str, int]]:
+def _lines(log: Path) -> list[str]:
     try:
-        lines = log.read_text(encoding="ascii").split("\n")[:-1]  # the last line is incomplete
+        return log.read_text(encoding="ascii").split("\n")[:-1]  # the last line is incomplete
     except FileNotFoundError:  # at interpreter exit the folder may already be gone
         return []
-    return [(word, int(job)) for word, _, job in (line.partition(" ") for line in lines)]
+
+
+def _entries(log: Path) -> list[tuple[str, int]]:
+    return [(words[0], int(words[1])) for words in map(str.split, _lines(log))]

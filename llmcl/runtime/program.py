@@ -209,6 +209,9 @@ class ProgramCache:
                 report(here + len(compilers.done()))
                 time.sleep(POLL_S)
             done = sum(job < len(keys) for job in compilers.done())
+            for job, took in compilers.seconds().items():
+                if job < len(keys):
+                    _log.info("compiled %s for %s in %s s", Path(keys[job][0]).stem, self._device.name.strip(), took)
         except BaseException:
             compilers.close()
             raise

@@ -131,7 +131,8 @@ def test_verbose_shows_what_compiling_took(run_here: Run, tmp_path: Path) -> Non
         compiled = [line for line in lines if re.fullmatch(r"compiled attention_\w+ for .+ in \d+\.\d s", line)]
         loaded = [line for line in lines if re.fullmatch(r"loaded attention_\w+ for .+ from .+", line)]
         reported = [line for line in lines if re.match(r"compile +\d+ ms", line)]
-        assert [bool(found) for found in (compiled, loaded, reported)] == [compiles, not compiles, compiles], lines
+        assert [bool(found) for found in (compiled, reported)] == [compiles, compiles], lines
+        assert compiles or loaded, lines  # the first run loads what its child processes compiled
     assert "compiled" not in run_here("llmcl", *ask).stderr
 
 
