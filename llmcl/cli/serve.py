@@ -224,7 +224,6 @@ def _load(
     llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
-    assert llm.tokenizer is not None  # a loaded model has a tokenizer
     if cache_file is not None and (said := cache_file.restore(engine)) and not quiet:
         print(said, file=sys.stderr, flush=True)
 
