@@ -304,6 +304,7 @@ def run_here(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         with monkeypatch.context() as patch:
             for name in option_variables():
                 patch.delenv(name)
+            patch.setenv("LLMCL_CACHE_DIR", os.environ["LLMCL_CACHE_DIR"])  # `llmcl warm` sets it
             for name, value in variables.items():
                 patch.setenv(name, value)
             patch.chdir(ROOT)

@@ -317,8 +317,8 @@ def test_sizes_that_make_no_sense() -> None:
 def test_conversations_on_the_demo_model(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each conversation keeps its place: a turn prefills only what is new and answers the same."""
     system = {"system_prompt": "You are a pirate. Answer in one short sentence."}
-    options = {"device": smollm2.device.entry.index, "dtype": "float32", "max_context": 1024}
-    with llmcl.load("smollm2", kv_page_tokens=64, **options) as paged:
+    options = {"activation_dtype": "float32", "kv_dtype": "float32", "max_context": 1024}
+    with llmcl.load("smollm2", device=smollm2.device.entry.index, kv_page_tokens=64, **options) as paged:
         ids = smollm2.encode("Why is the sky blue?")
         np.testing.assert_array_equal(paged.logits(ids), smollm2.logits(ids))
 

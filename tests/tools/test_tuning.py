@@ -210,7 +210,7 @@ def test_kernel_options_are_checked(
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE))
     with pytest.raises(UsageError, match=message):
-        llmcl.load_random(str(shape), device=default_device, max_context=16, kernel_options=options)
+        llmcl.load_random(str(shape), device=copy.copy(default_device), max_context=16, kernel_options=options)
 
 
 SMALL_SHAPE = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
