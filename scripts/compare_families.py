@@ -44,13 +44,13 @@ from family_configs import FAMILIES
 from helpers import small_config, with_blocks
 from llama_cpp_configs import as_llama_cpp_reads
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
+from llmcl.architectures.families.blocks import Attention, Experts, ExpertSettings
+from llmcl.architectures.families.recurrent import DeltaNet
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.errors import UsageError
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
-from llmcl.models.families.blocks import Attention, Experts, ExpertSettings
-from llmcl.models.families.recurrent import DeltaNet
 from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 from llmcl.runtime.selection import select_device
 from llmcl.tools.markdown import table

@@ -20,12 +20,12 @@ from typing import Annotated, Any
 from attention_bench.measuring import grid
 from compare_engines import Child, ChildError, Rounds, llama_bench, note
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint import open_checkpoint
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
 from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
-from llmcl.models.config import ModelConfig
 from llmcl.models.random_shapes import random_shape_config, random_shape_json
 from llmcl.runtime.selection import select_device
 from llmcl.tools import json_text

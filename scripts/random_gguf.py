@@ -21,9 +21,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from family_files import gguf_architecture, gguf_tensors, write_metadata
 from llama_cpp_configs import as_llama_cpp_reads
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint.formats import FORMATS
 from llmcl.errors import UsageError
-from llmcl.models.config import ModelConfig
 
 Bytes = NDArray[np.uint8]
 

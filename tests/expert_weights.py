@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Experts, layer_name
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Experts, layer_name
 
 
 def experts_of(config: ModelConfig) -> dict[int, Experts]:

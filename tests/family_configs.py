@@ -14,14 +14,14 @@ from family_files import WINDOW
 from helpers import LINEAR_SCALING, gemma2_config, small_config
 from latent_weights import MSCALE
 
-from llmcl.models.config import ModelConfig, RopeScaling
-from llmcl.models.config.latent import latent_scale
-from llmcl.models.config.rope import longrope_amplitude, yarn_amplitude
-from llmcl.models.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
-from llmcl.models.families.blocks import ExpertSettings, Heads, QueryScale, Scores
-from llmcl.models.families.family import LayerSettings
-from llmcl.models.families.latent import LatentSettings
-from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
+from llmcl.architectures.config import ModelConfig, RopeScaling
+from llmcl.architectures.config.latent import latent_scale
+from llmcl.architectures.config.rope import longrope_amplitude, yarn_amplitude
+from llmcl.architectures.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
+from llmcl.architectures.families.blocks import ExpertSettings, Heads, QueryScale, Scores
+from llmcl.architectures.families.family import LayerSettings
+from llmcl.architectures.families.latent import LatentSettings
+from llmcl.architectures.families.recurrent import DeltaSettings, ShortConvSettings
 
 N_TOKENS = 90
 

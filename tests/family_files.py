@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from own_heads import own_name, width_of, write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import layer_name
-from llmcl.models.families.recurrent import DeltaNet, ShortConv
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES
+from llmcl.architectures.families.blocks import layer_name
+from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 # Of families whose files have the name of another.

@@ -19,14 +19,14 @@ from own_heads import as_own_heads_need, own_heads_options
 from recurrent_weights import as_stored, recurrent_options
 from rotary_options import rotary_options
 
+from llmcl.architectures.config import ModelConfig, RopeScaling
+from llmcl.architectures.families import FAMILIES
+from llmcl.architectures.families.blocks import GatedMlp
+from llmcl.architectures.families.family import LayerSettings
 from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.models.config import ModelConfig, RopeScaling
-from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import GatedMlp
-from llmcl.models.families.family import LayerSettings
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
 

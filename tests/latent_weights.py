@@ -9,9 +9,9 @@ import numpy as np
 from expert_weights import experts_of
 from numpy.typing import NDArray
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import layer_name
-from llmcl.models.families.latent import KEY_VALUE, KEYS, VALUES
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import layer_name
+from llmcl.architectures.families.latent import KEY_VALUE, KEYS, VALUES
 
 if TYPE_CHECKING:
     from gguf import GGUFWriter

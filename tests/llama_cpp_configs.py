@@ -7,8 +7,8 @@ from typing import Any
 
 from helpers import with_blocks
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Attention
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Attention
 
 
 def as_llama_cpp_reads(config: ModelConfig) -> ModelConfig:

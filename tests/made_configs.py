@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmcl.models.config import ModelConfig, config_from_gguf, config_from_hf
+from llmcl.architectures.config import ModelConfig, config_from_gguf, config_from_hf
 
 HF_CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

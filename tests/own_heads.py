@@ -7,9 +7,9 @@ from typing import Any
 from expert_weights import experts_of
 from numpy.typing import NDArray
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import GatedMlp
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES
+from llmcl.architectures.families.blocks import GatedMlp
 
 
 def width_of(config: ModelConfig, layer: int) -> int:

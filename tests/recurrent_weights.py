@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES
+from llmcl.architectures.families.blocks import layer_name
+from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, RecurrentBlock, ShortConv
 from llmcl.checkpoint.quantize import is_convolution
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import layer_name
-from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, RecurrentBlock, ShortConv
 
 
 def recurrent_of(config: ModelConfig) -> dict[int, RecurrentBlock]:

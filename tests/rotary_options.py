@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 from latent_weights import MSCALE
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES
 
 
 def rotary_options(config: ModelConfig) -> dict[str, Any]:

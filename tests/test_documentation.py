@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
 README = ROOT / "README.md"
 GUIDE = [README, *sorted((DOCS / "guide").glob("*.md"))]
-NOTES = sorted((DOCS / "notes").glob("*.md"))  # of their day: what they name may be gone
+NOTES = sorted((ROOT / "notes").glob("*.md"))  # of their day: what they name may be gone
 PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for page in sorted(DOCS.rglob("*.md")) if page not in NOTES)]
 LANGUAGES = {"sh", "python", "js", "json", "toml", "yaml", "text", "mermaid"}
 MAX_NOT_RUN = 20  # more would say that little is tested
@@ -212,7 +212,7 @@ def test_the_index_names_every_page() -> None:
 def test_the_readme_counts_the_lines_of_families() -> None:
     """The README links family declarations and says how long they are."""
     text = README.read_text(encoding="utf-8")
-    claims = re.findall(r"\((llmcl/models/families/\w+\.py)\)[\w ]*?(\d+)", text.replace("\n", " "))
+    claims = re.findall(r"\((llmcl/architectures/families/\w+\.py)\)[\w ]*?(\d+)", text.replace("\n", " "))
     assert len(claims) == 2
     for path, lines in claims:
         assert len((ROOT / path).read_text(encoding="utf-8").splitlines()) == int(lines), path

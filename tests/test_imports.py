@@ -13,8 +13,7 @@ PACKAGE = Path(llmcl.__file__).parent
 ROOMS = (
     "errors",
     "progress",
-    "models.families",
-    "models.config",
+    "architectures",
     "runtime",
     "checkpoint",
     "tokenizer",

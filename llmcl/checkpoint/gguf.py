@@ -18,6 +18,10 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from llmcl.architectures.config import GgufFactors, config_from_gguf
+from llmcl.architectures.config.gguf import checked_architecture
+from llmcl.architectures.families import FAMILIES
+from llmcl.architectures.families.family import Family
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.checkpoint.latent import split_latents
@@ -25,10 +29,6 @@ from llmcl.checkpoint.pre_tokenizers import words_of
 from llmcl.checkpoint.stacked import parts_of
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
-from llmcl.models.config import GgufFactors, config_from_gguf
-from llmcl.models.config.gguf import checked_architecture
-from llmcl.models.families import FAMILIES
-from llmcl.models.families.family import Family
 
 MAGIC = b"GGUF"
 _VERSIONS = (2, 3)

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
+from llmcl.architectures.config import config_from_hf
 from llmcl.checkpoint.files import optional_json, read_json
 from llmcl.checkpoint.gguf import check_header, part_names
 from llmcl.checkpoint.safetensors import (
@@ -23,7 +24,6 @@ from llmcl.checkpoint.safetensors import (
     weight_files,
 )
 from llmcl.errors import CheckpointError, HubError, UnsupportedModelError, one_line, shown
-from llmcl.models.config import config_from_hf
 from llmcl.progress import Progress
 
 _CONFIG_FILE = "config.json"

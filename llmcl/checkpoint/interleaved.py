@@ -16,12 +16,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.stacked import n_experts_of
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, shown
-from llmcl.models.config import ModelConfig
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 

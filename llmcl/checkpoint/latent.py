@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import layer_name
+from llmcl.architectures.families.latent import KEY_VALUE, KEYS, VALUES
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, shown
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import layer_name
-from llmcl.models.families.latent import KEY_VALUE, KEYS, VALUES
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """How byte-level BPE cuts a text into words: a row for each name that `tokenizer.ggml.pre` can have.
 
 The names and what they stand for are llama.cpp's (`src/llama-vocab.cpp`); the expressions are those in the families'
-own tokenizer.json, where that is known. docs/notes/pre_tokenizers.md has the vocabularies on which they were compared.
+own tokenizer.json, where that is known. notes/pre_tokenizers.md has the vocabularies on which they were compared.
 """
 
 from __future__ import annotations

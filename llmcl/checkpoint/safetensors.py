@@ -17,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig, config_from_hf
+from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
 from llmcl.checkpoint.interleaved import interleaved_parts
 from llmcl.checkpoint.latent import split_latents
@@ -24,8 +26,6 @@ from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, one_line, shown
-from llmcl.models.config import ModelConfig, config_from_hf
-from llmcl.models.families import FAMILIES, TEXT_PARTS
 
 _log = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Experts
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, shown
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Experts
 
 
 def parts_of(

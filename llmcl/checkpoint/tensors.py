@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_bytes
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES
 
 # llmcl computes with tensors under these names. An unexpected name means a feature (a bias, a further norm, one more
 # layer) that would silently be left out.

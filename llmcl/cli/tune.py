@@ -16,8 +16,8 @@ from llmcl.tools import json_text
 from llmcl.tools.markdown import table
 
 if TYPE_CHECKING:
+    from llmcl.architectures.config import ModelConfig
     from llmcl.kernels.common.attention import AttentionShape
-    from llmcl.models.config import ModelConfig
     from llmcl.runtime.device import Device
     from llmcl.tools.tune import Measurement, Tuning
 

@@ -10,15 +10,15 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.config.reader import Reader
+from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_json
 from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced, write_safetensors
 from llmcl.errors import UnsupportedModelError, shown
-from llmcl.models.config import ModelConfig
-from llmcl.models.config.reader import Reader
-from llmcl.models.families import FAMILIES, TEXT_PARTS
 from llmcl.tokenizer import gguf_tokenizer
 
 _KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")

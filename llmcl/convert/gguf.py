@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
 from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError
-from llmcl.models.config import ModelConfig
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"

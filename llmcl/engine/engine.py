@@ -49,7 +49,7 @@ def tokens_beside(n_decoding: int) -> int:
     """Returns the row limit for a CPU step with n_decoding decoding rows, so the step takes at most 2.5 times as long
     as without prompts.
 
-    A step with up to 4 rows takes as long as 5 prompt rows; a step with 32 rows as long as 54 (docs/notes/cpu.md).
+    A step with up to 4 rows takes as long as 5 prompt rows; a step with 32 rows as long as 54 (notes/cpu.md).
     Therefore the former has room for 8 more rows, and the latter for 64, two per row.
     """
     return max(n_decoding + FEW_TOKENS, 3 * n_decoding)

@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
@@ -19,7 +20,6 @@ from llmcl.engine.speculation import Drafting
 from llmcl.errors import UnsupportedModelError, UsageError, check_flags, check_function, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.implementation import check_only_kernels
-from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache, capacity_for
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import check_memory, exact_queries, forecast

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.engine.leases import Leases
 from llmcl.errors import ContextLengthError, check_whole
-from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState

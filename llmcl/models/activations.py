@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
+from llmcl.architectures.families.latent import LatentAttention
+from llmcl.architectures.families.recurrent import RecurrentBlock
 from llmcl.kernels.common.experts import most_blocks
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
-from llmcl.models.families.latent import LatentAttention
-from llmcl.models.families.recurrent import RecurrentBlock
 from llmcl.ops.attention import decode_splits
 from llmcl.runtime.device import Buffer, Device
 

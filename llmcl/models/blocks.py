@@ -6,15 +6,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import blocks
+from llmcl.architectures.families.latent import LatentAttention
+from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
-from llmcl.models.config import ModelConfig
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
-from llmcl.models.families import blocks
-from llmcl.models.families.latent import LatentAttention
-from llmcl.models.families.recurrent import DeltaNet, ShortConv
 from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmcl.architectures.families.blocks import Scores
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
-from llmcl.models.families.blocks import Scores
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.choose_experts import choose_experts, choose_scored_experts
 from llmcl.ops.rms_norm import rms_norm

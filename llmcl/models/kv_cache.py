@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
 from llmcl.kernels.common.step_state import StepState
-from llmcl.models.config import ModelConfig
 from llmcl.models.recurrent_states import BORDER_TOKENS, RecurrentStates, state_slots
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Buffer, Device

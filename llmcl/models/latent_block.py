@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from llmcl.architectures.families.latent import LatentSettings
 from llmcl.kernels.common.latent import LatentShape
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
-from llmcl.models.families.latent import LatentSettings
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.latent_attention import latent_append, latent_attention

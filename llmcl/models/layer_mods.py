@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Attention, QueryScale
 from llmcl.attention.block_mask import and_masks, check_mod
 from llmcl.attention.functions import log
 from llmcl.attention.masks import sliding_window, soft_cap
@@ -13,8 +15,6 @@ from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.mods import Mods
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Attention, QueryScale
 from llmcl.runtime.device import Device
 
 _Rules = tuple[int | None, QueryScale | None, float | None]  # window, query scale, soft cap

@@ -7,14 +7,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Heads, Rotation
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.linear import ActivationOperand, SplitNorm
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.activations import Activations, Splits
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Heads, Rotation
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.attention import (
     attention_decode,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.recurrent import DeltaNet
 from llmcl.errors import OutOfDeviceMemoryError, counted
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.weight import STAGING_BYTES
 from llmcl.models.activations import activation_shapes, splits_of
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.recurrent import DeltaNet
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.recurrent_blocks import delta_shape
 from llmcl.models.recurrent_states import KEPT_STATES, state_slots

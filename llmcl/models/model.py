@@ -9,6 +9,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.errors import ContextLengthError, UsageError, counted, shown
 from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.mods import NO_MODS, Mods
@@ -18,7 +19,6 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, splits_of
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
 from llmcl.models.sequence import SequenceState, Step

@@ -20,10 +20,10 @@ from weakref import WeakSet
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.errors import OutOfDeviceMemoryError, UsageError, counted
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.step_state import StepState
-from llmcl.models.config import ModelConfig
 from llmcl.models.kv_cache import KVCache, capacity_for, common_prefix
 from llmcl.models.prefix_pages import PrefixPages
 from llmcl.models.recurrent_states import KEPT_STATES

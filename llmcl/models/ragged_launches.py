@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.kernels.common.linear import few_rows
 from llmcl.kernels.common.ragged_step import RaggedStep, Run
 from llmcl.models.activations import Activations
-from llmcl.models.config import ModelConfig
 from llmcl.models.layer_ops import BatchOps
 from llmcl.models.model import Model, prefill_sizes
 from llmcl.models.ragged_ops import RaggedOps

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from llmcl.architectures.families.blocks import Heads, Rotation
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.ragged_step import RaggedStep
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.activations import Activations
-from llmcl.models.families.blocks import Heads, Rotation
 from llmcl.models.layer_ops import LayerOps, PrefillOps
 from llmcl.ops.attention import attention_prefill, attention_supports_output, decode_supports_output, rope_append
 from llmcl.ops.gather_rows import gather_rows

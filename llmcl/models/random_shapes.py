@@ -7,9 +7,9 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from llmcl.architectures.config.hf import config_from_hf
+from llmcl.architectures.config.model_config import ModelConfig
 from llmcl.errors import CheckpointError, UsageError, one_line, shown
-from llmcl.models.config.hf import config_from_hf
-from llmcl.models.config.model_config import ModelConfig
 
 _SIZES = (
     "hidden_size",

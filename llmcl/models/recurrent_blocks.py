@@ -6,13 +6,13 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Block
+from llmcl.architectures.families.latent import LatentAttention
+from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
 from llmcl.kernels.common.persistent import RecurrentMixer
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Block
-from llmcl.models.families.latent import LatentAttention
-from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.delta_net import DeltaBuffers, delta_net
 from llmcl.ops.delta_shape import DeltaShape

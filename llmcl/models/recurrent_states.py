@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from llmcl.models.config import ModelConfig
+from llmcl.architectures.config import ModelConfig
 from llmcl.models.prefix_pages import page_keys
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Buffer, Device

@@ -11,6 +11,9 @@ from math import prod
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.config.model_config import FINAL_NORM, LAYER_INPUT_NORM
+from llmcl.architectures.families.blocks import MatrixPlan, RowRuns, layer_name
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.formats import dequantize, row_bytes
 from llmcl.checkpoint.mixes import MIXES, mixed_format
@@ -20,9 +23,6 @@ from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
 from llmcl.models.blocks import weights_of
 from llmcl.models.bound_block import BlockWeights
-from llmcl.models.config import ModelConfig
-from llmcl.models.config.model_config import FINAL_NORM, LAYER_INPUT_NORM
-from llmcl.models.families.blocks import MatrixPlan, RowRuns, layer_name
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
 

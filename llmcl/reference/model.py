@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
-from llmcl.models.families.blocks import (
+from llmcl.architectures.families.blocks import (
     Attention,
     Block,
     Experts,
@@ -19,8 +19,8 @@ from llmcl.models.families.blocks import (
     Rotation,
     layer_name,
 )
-from llmcl.models.families.latent import KEYS, VALUES, LatentAttention
-from llmcl.models.families.recurrent import DeltaNet, ShortConv
+from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
+from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, choose_scored_experts, experts_down, experts_gate_up, scale_shares
 from llmcl.reference.latent import latent_append
@@ -42,7 +42,7 @@ from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, shor
 from llmcl.reference.storage import round_to
 
 if TYPE_CHECKING:
-    from llmcl.models.config import ModelConfig
+    from llmcl.architectures.config import ModelConfig
 
 
 def forward(

@@ -16,9 +16,9 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmcl.architectures.config.reader import Reader
 from llmcl.checkpoint.pre_tokenizers import words_of
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
-from llmcl.models.config.reader import Reader
 from llmcl.tokenizer.library import refusing
 
 if TYPE_CHECKING:

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.config.reader import Reader
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, optional_json, read_bytes
 from llmcl.errors import (
     CheckpointError,
@@ -25,8 +27,6 @@ from llmcl.errors import (
     one_line,
     shown,
 )
-from llmcl.models.config import ModelConfig
-from llmcl.models.config.reader import Reader
 from llmcl.tokenizer import chat_template, gguf_tokenizer
 from llmcl.tokenizer.least_tokens import LeastTokens
 from llmcl.tokenizer.library import refusing

@@ -6,15 +6,11 @@ from dataclasses import fields
 from importlib import import_module
 from typing import Any
 
-from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
-from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
-from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
-from llmcl.kernels.common.dtype import KV_DTYPES
-from llmcl.models import families
-from llmcl.models.config import limits
-from llmcl.models.config.rope import KINDS
-from llmcl.models.families import FAMILIES, TEXT_PARTS
-from llmcl.models.families.blocks import (
+from llmcl.architectures import families
+from llmcl.architectures.config import limits
+from llmcl.architectures.config.rope import KINDS
+from llmcl.architectures.families import FAMILIES, TEXT_PARTS
+from llmcl.architectures.families.blocks import (
     Attention,
     Block,
     Experts,
@@ -24,7 +20,11 @@ from llmcl.models.families.blocks import (
     QueryScale,
     Scores,
 )
-from llmcl.models.families.family import Family, LayerSettings
+from llmcl.architectures.families.family import Family, LayerSettings
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
+from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
+from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
+from llmcl.kernels.common.dtype import KV_DTYPES
 from llmcl.models.random_shapes import RANDOM_SHAPES, random_shape_config
 
 # Descriptions of block fields, in listing order.

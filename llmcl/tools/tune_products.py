@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from llmcl import reference
+from llmcl.architectures.config import ModelConfig
 from llmcl.kernels import table
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, tile_bytes
 from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, Product
 from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows
-from llmcl.models.config import ModelConfig
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.tools.trials import ROUNDED_ACTIVATIONS, StoredRows, Trial, random_blocks, state_at, tolerance

@@ -13,10 +13,10 @@ from helpers import random_weights, relative_error, save_folder, small_config, t
 from safetensors.numpy import load_file, save_file
 
 import llmcl
+from llmcl.architectures.config import config_from_hf
 from llmcl.checkpoint import open_checkpoint
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import config_from_hf
 from llmcl.runtime.device import Device
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"

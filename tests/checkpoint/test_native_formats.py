@@ -20,10 +20,10 @@ from helpers import (
 from late_kernels import compile_when_used
 
 import llmcl
+from llmcl.architectures.families.blocks import MatrixPlan
 from llmcl.checkpoint import open_checkpoint
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.models.families.blocks import MatrixPlan
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.model import Model
 from llmcl.models.weights import WeightTypes, load_weights, stored_formats
@@ -40,7 +40,7 @@ N_HEADS = {"q_proj": 4, "k_proj": 2}
 # How the log-likelihoods of the tokens of a text differ from those with the same weights in float32: root mean square,
 # measured 0.001 and 0.07 to 0.08; and mean, which is what perplexity sees. The mean of rounded activations has a
 # standard error of 0.007 with 118 tokens (0.002 to 0.011 measured, by the order of sums in attention), so that it says
-# less than the spread does; over 4335 tokens it is 0.003 to 0.005 (docs/notes/quantization.md).
+# less than the spread does; over 4335 tokens it is 0.003 to 0.005 (notes/quantization.md).
 SPREAD_EXACT, SPREAD_ROUNDED = 0.003, 0.12
 SPREAD_FLOAT16 = 0.03
 MEAN_EXACT, MEAN_ROUNDED = 0.003, 0.01

@@ -306,8 +306,8 @@ def test_without_any_opencl_device_it_says_what_to_install(tmp_path: Path) -> No
 
 
 def test_models_lists_every_family(run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    from llmcl.architectures.families import FAMILIES
     from llmcl.checkpoint.formats import FORMATS
-    from llmcl.models.families import FAMILIES
 
     listed = json.loads(run_here("llmcl", "models", "--format", "json").stdout)
     families = {family["model_type"]: family for family in listed["families"]}

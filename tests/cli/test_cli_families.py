@@ -12,10 +12,10 @@ from helpers import random_weights, save_folder, small_config
 from late_kernels import compile_when_used
 from programs import Run
 
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import ExpertSettings
-from llmcl.models.families.family import LayerSettings
-from llmcl.models.families.recurrent import DeltaSettings, ShortConvSettings
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import ExpertSettings
+from llmcl.architectures.families.family import LayerSettings
+from llmcl.architectures.families.recurrent import DeltaSettings, ShortConvSettings
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.separate_launches

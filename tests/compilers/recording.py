@@ -10,11 +10,11 @@ from weakref import WeakSet
 
 import numpy as np
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families import FAMILIES
 from llmcl.checkpoint.formats import FORMATS, row_bytes
 from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import OutOfDeviceMemoryError
-from llmcl.models.config import ModelConfig
-from llmcl.models.families import FAMILIES
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.device_cache import DeviceCache

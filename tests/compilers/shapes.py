@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 
+from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint.formats import FORMATS
 from llmcl.checkpoint.quantize import EMBEDDINGS
-from llmcl.models.config import ModelConfig
 from llmcl.models.random_shapes import random_shape_config
 
 # The first is what a quick run compiles of a kernel that all of them have.

@@ -239,7 +239,7 @@ def test_a_step_in_which_nobody_decodes_may_read_more() -> None:
 
 @pytest.mark.parametrize("streams", [1, 4, 16, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 8, 32))])
 def test_prompts_disturb_running_answers_little(streams: int) -> None:
-    """By the rows of each step, and what so many took on a CPU (docs/notes/cpu.md): the 99th percentile of the times of
+    """By the rows of each step, and what so many took on a CPU (notes/cpu.md): the 99th percentile of the times of
     steps in which answers run is at most 2.5 times their median, with prompts in a fourth of them and in most.
     """
     decode_ms = [5.2, 5.1, 6.1, 11.0, 22.0, 42.0]  # of 1, 2, 4, .. rows

@@ -405,7 +405,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(
 
 @pytest.mark.full
 def test_the_demo_model_quotes_faster(smollm2: LLM) -> None:
-    """It takes fewer steps; what these cost is another question (docs/notes)."""
+    """It takes fewer steps; what these cost is another question (notes)."""
     text = "The lighthouse at Cape Varn was built in 1847 by a retired shipwright named Osvald Brekke."
     question = f"Repeat this sentence exactly:\n\n{text}"
     try:

@@ -13,7 +13,7 @@ from fuzz.mutations import INTEGERS, LONG, TEXTS, Draw, change_bytes, change_jso
 from fuzz.seeds import ARRAY, STRING, Entry, Folders, GgufFile, Tensor
 from hypothesis import strategies as st
 
-from llmcl.models.families import FAMILIES
+from llmcl.architectures.families import FAMILIES
 
 _GGUF_TYPES = [*range(13), 13, 77, 2**32 - 1]
 _TENSOR_TYPES = [*range(43), 999, 2**32 - 1]

@@ -18,13 +18,13 @@ from family_configs import FAMILIES
 from helpers import gemma2_config, random_weights, save_folder, small_config
 
 import llmcl
+from llmcl.architectures.config import ModelConfig
 from llmcl.attention.masks import alibi
 from llmcl.engine.llm import LLM
 from llmcl.kernels.common.functions import as_function
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.cpu import persistent_step
 from llmcl.models.batch import make_batch
-from llmcl.models.config import ModelConfig
 from llmcl.models.model import Model
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import COMPILING

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_configs import GGUF_METADATA, HF_CONFIG, LLAMA3_SCALING, from_gguf, hf
 
+from llmcl.architectures.config import ModelConfig, config_from_gguf, config_from_hf
+from llmcl.architectures.families.blocks import Attention, GatedMlp
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import ModelConfig, config_from_gguf, config_from_hf
-from llmcl.models.families.blocks import Attention, GatedMlp
 
 
 def test_hf_config_is_read():

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from llmcl.architectures.config import ModelConfig, config_from_hf
+from llmcl.architectures.families import FAMILIES
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import ModelConfig, config_from_hf
-from llmcl.models.families import FAMILIES
 
 SIZES = {
     "hidden_size": 64,

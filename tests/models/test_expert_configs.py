@@ -8,9 +8,9 @@ import pytest
 from expert_weights import experts_of
 from made_configs import gguf_of, hf
 
+from llmcl.architectures.config import ModelConfig, config_from_gguf
+from llmcl.architectures.families.blocks import Experts, ExpertSettings
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import ModelConfig, config_from_gguf
-from llmcl.models.families.blocks import Experts, ExpertSettings
 
 QWEN3_MOE = {"model_type": "qwen3_moe", "architectures": None, "num_hidden_layers": 6, "head_dim": 64}
 

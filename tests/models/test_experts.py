@@ -16,6 +16,8 @@ from late_kernels import compile_when_used
 
 import llmcl
 from llmcl import reference
+from llmcl.architectures.families.blocks import ExpertSettings
+from llmcl.architectures.families.family import LayerSettings
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.quantize import is_router, quantize_rows, target_format
 from llmcl.checkpoint.stacked import parts_of
@@ -26,8 +28,6 @@ from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.models.batch import make_batch
-from llmcl.models.families.blocks import ExpertSettings
-from llmcl.models.families.family import LayerSettings
 from llmcl.models.stack import why_separate
 from llmcl.ops.attention import prefill_implementation
 from llmcl.ops.experts import experts_scratch_bytes

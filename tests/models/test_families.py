@@ -32,11 +32,11 @@ from late_kernels import compile_when_used
 
 import llmcl
 from llmcl import reference
+from llmcl.architectures.config import ModelConfig
 from llmcl.convert import convert
 from llmcl.engine.llm import LLM
 from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.kernels.common.mods import NO_MODS
-from llmcl.models.config import ModelConfig
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.runtime.device import Device
 from llmcl.tokenizer.chat_template import render

@@ -12,11 +12,11 @@ from expert_weights import experts_of
 from helpers import windows_of
 from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
 
+from llmcl.architectures.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
+from llmcl.architectures.families import FAMILIES
+from llmcl.architectures.families.blocks import ExpertSettings, Heads, QueryScale
+from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, ShortConv
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
-from llmcl.models.families import FAMILIES
-from llmcl.models.families.blocks import ExpertSettings, Heads, QueryScale
-from llmcl.models.families.recurrent import DeltaNet, DeltaSettings, ShortConv
 from llmcl.models.kv_cache import kv_bytes_per_position
 
 

@@ -26,12 +26,12 @@ from late_kernels import compile_when_used
 from made_configs import gguf_of, hf
 
 import llmcl
+from llmcl.architectures.config import ModelConfig, RopeScaling, config_from_gguf
+from llmcl.architectures.families.blocks import ExpertSettings, layer_name
+from llmcl.architectures.families.family import LayerSettings
 from llmcl.checkpoint import open_checkpoint
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
-from llmcl.models.config import ModelConfig, RopeScaling, config_from_gguf
-from llmcl.models.families.blocks import ExpertSettings, layer_name
-from llmcl.models.families.family import LayerSettings
 
 pytestmark = pytest.mark.separate_launches("quick")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)

@@ -19,6 +19,9 @@ from latent_weights import with_joined_heads
 
 import llmcl
 from llmcl import reference
+from llmcl.architectures.config import config_from_gguf, config_from_hf
+from llmcl.architectures.families.blocks import Scores
+from llmcl.architectures.families.latent import KEY_VALUE, KEYS, VALUES
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.quantize import quantize_rows
@@ -27,9 +30,6 @@ from llmcl.engine.llm import LLM
 from llmcl.engine.no_token import why_no_token
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.batch import make_batch
-from llmcl.models.config import config_from_gguf, config_from_hf
-from llmcl.models.families.blocks import Scores
-from llmcl.models.families.latent import KEY_VALUE, KEYS, VALUES
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.stack import why_separate
 from llmcl.ops.sample import SamplingParams

@@ -14,6 +14,8 @@ import pytest
 from compilers.recording import RecordingDevice
 from programs import TINY_SHAPE
 
+from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.families.blocks import Experts
 from llmcl.attention.masks import alibi, sliding_window
 from llmcl.attention.mods import bind_mods, trace_mods
 from llmcl.engine.loading import load_random
@@ -21,8 +23,6 @@ from llmcl.kernels.common.persistent import DecodeLayers
 from llmcl.kernels.nvidia import persistent_layers
 from llmcl.kernels.nvidia.layer_types import LayerTypes, types_word
 from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
-from llmcl.models.config import ModelConfig
-from llmcl.models.families.blocks import Experts
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.model import Model

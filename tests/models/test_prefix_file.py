@@ -14,11 +14,11 @@ from helpers import random_weights, save_folder, small_config
 from late_kernels import compile_when_used
 
 import llmcl
+from llmcl.architectures.families.family import LayerSettings
+from llmcl.architectures.families.recurrent import ShortConvSettings
 from llmcl.engine.engine import Engine
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.models.families.family import LayerSettings
-from llmcl.models.families.recurrent import ShortConvSettings
 from llmcl.models.prefix_file import MAGIC, PrefixFileError
 from llmcl.runtime.device import Device
 

@@ -81,4 +81,4 @@ def test_native_formats_keep_the_perplexity(mixed_file: Path, default_device: De
     widened = measured(dtype="float32")
     exact, rounded = measured(activation_dtype="float32"), measured()
     assert exact == pytest.approx(widened, rel=0.003)
-    assert rounded == pytest.approx(widened, rel=0.02)  # few tokens: 1% over 4096 (docs/notes/quantization.md)
+    assert rounded == pytest.approx(widened, rel=0.02)  # few tokens: 1% over 4096 (notes/quantization.md)

@@ -110,7 +110,7 @@ def test_which_tensors_of_a_mix_have_more_bits() -> None:
 
 
 def test_a_mix_of_a_model_whose_rows_are_no_whole_blocks() -> None:
-    """The shares of SmolLM2-135M's file in docs/notes/quantization.md."""
+    """The shares of SmolLM2-135M's file in notes/quantization.md."""
     config = random_shape_config("smollm2-135m")
     types, sizes = random_types(config, "q4_k_m"), Counter[str]()
     for name, shape in config.tensors().items():

@@ -13,12 +13,12 @@ from helpers import random_weights, relative_error, save_folder, small_config
 from late_kernels import compile_when_used
 
 import llmcl
+from llmcl.architectures.families.family import LayerSettings
+from llmcl.architectures.families.recurrent import ShortConvSettings
 from llmcl.engine.generation import reusable_prefix
 from llmcl.engine.llm import LLM
 from llmcl.errors import UnsupportedModelError
 from llmcl.models.batch import Batch, make_batch
-from llmcl.models.families.family import LayerSettings
-from llmcl.models.families.recurrent import ShortConvSettings
 from llmcl.models.memory import forecast
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.random_shapes import random_shape_config

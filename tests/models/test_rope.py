@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from made_configs import LLAMA3_SCALING, from_gguf, gguf_of, hf
 
+from llmcl.architectures.config import GgufFactors, RopeScaling, config_from_gguf
 from llmcl.errors import CheckpointError
-from llmcl.models.config import GgufFactors, RopeScaling, config_from_gguf
 
 
 @pytest.mark.parametrize("scaling", [{"factor": 4.0, "rope_type": "linear"}, {"factor": 4.0, "type": "linear"}])

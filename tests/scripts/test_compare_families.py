@@ -12,7 +12,7 @@ import compare_families as compare
 import pytest
 from programs import Run
 
-from llmcl.models.families import FAMILIES
+from llmcl.architectures.families import FAMILIES
 
 
 @pytest.mark.parametrize("name", compare.NAMES)

@@ -17,6 +17,7 @@ from programs import TINY_SHAPE, Run
 
 import llmcl
 from llmcl import reference
+from llmcl.architectures.config.hf import config_from_hf
 from llmcl.attention import flex_attention
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
@@ -26,7 +27,6 @@ from llmcl.kernels.common.linear import Product
 from llmcl.kernels.common.weight import alloc_weight
 from llmcl.kernels.portable.linear import PortableLinearDecode, PortableLinearPrefill
 from llmcl.kernels.table import pick
-from llmcl.models.config.hf import config_from_hf
 from llmcl.ops.attention import decode_key, decode_splits, prefill_key, prefill_tiles
 from llmcl.runtime import device_cache
 from llmcl.runtime.device import Device

@@ -126,7 +126,7 @@ class CpuAttentionPrefill(AttentionPrefill):
         return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
-        # 6 rows by 4 vectors if operands are widened, else 4 by 4 (docs/notes/cpu.md).
+        # 6 rows by 4 vectors if operands are widened, else 4 by 4 (notes/cpu.md).
         rows, keys = 16 if dtype in ("float32", PAIRED) else 12, 64 if head_dim <= 128 else 32
         sums = SUMS
         if dtype == PAIRED:

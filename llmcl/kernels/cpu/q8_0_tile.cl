@@ -4,7 +4,7 @@
 // 8-bit dot product (cpu/dot4.cl) takes 4 dimensions of 16 keys at once:
 //   q . k[key] = sum over groups: s d[key] sum (q8 (k8 + 128) - 128 q8)        integers within a group, floats across groups
 // With DOT 0 keys are widened to float32 and queries stay exact. Either way a key tile is read front to back, then the
-// next: several streams at once are slower (docs/notes/cpu.md).
+// next: several streams at once are slower (notes/cpu.md).
 //
 // Build: constants for attention_tile.cl, and DOT.
 #if !defined(DOT)

@@ -35,7 +35,7 @@ VECTORS = (
     *("attention_norm", "mlp_norm", "attention_post_norm", "mlp_post_norm"),
     *("bias", "head_norms", "q_norm", "k_norm", "output_bias", "gate_up_bias", "down_bias", "router_bias", "sinks"),
 )
-SPLIT_K = 2  # for 16-bit weights, see docs/notes/h200.md
+SPLIT_K = 2  # for 16-bit weights, see notes/h200.md
 MAX_RULES = 4  # kinds of attention rules per launch
 STATES = ("conv", "scalars", "gated_norm", "conv_states", "matrix_states")  # buffers in recurrent layers
 OF_ATTENTION = {

@@ -38,7 +38,7 @@
 #include "nvidia/pieces_of_two_types.cl"
 #else
 // Maximum pieces per fragment, limited by registers. With four pieces of q4_k the compiler moves fragments to memory if MAX_COLUMNS
-// is large, and a 70B step takes twice the time (docs/notes/h200.md).
+// is large, and a 70B step takes twice the time (notes/h200.md).
 #define WIDE_PIECE (WEIGHT_IS(q8_0) || WEIGHT_IS(q6_k) || WEIGHT_IS(q5_k) || WEIGHT_IS(q5_1))
 #define PIECES (DOT && WEIGHT_IS(q4_k) ? 2 + THREE_STEPS : (WIDE_PIECE ? 1 : 2) * (DOT ? 2 : 1))
 #define GROUPS_OF(columns) (4 * (((STEPS_OF(columns) + PARTS_OF(columns) - 1) / PARTS_OF(columns) * PARTS_OF(columns) + 1) / 2 * 2))

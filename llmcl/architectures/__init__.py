@@ -1,0 +1,1 @@
+"""Descriptions of models: configuration files, and each family's layers."""

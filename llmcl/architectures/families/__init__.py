@@ -1,0 +1,44 @@
+"""The supported model families, each in a file named after config.json's `model_type` and declaring `FAMILY`.
+
+`blocks.py`, `latent.py` and `recurrent.py` define blocks for layers, `family.py` the declaration.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+from typing import NamedTuple
+
+from llmcl.architectures.families.family import Family
+
+_NO_FAMILIES = ("blocks", "family", "latent", "recurrent")
+
+FAMILIES: dict[str, Family] = {
+    name: import_module(f"{__name__}.{name}").FAMILY
+    for _, name, _ in iter_modules(__path__)
+    if name not in _NO_FAMILIES
+}
+
+
+class TextPart(NamedTuple):
+    """A multimodal model whose text part llmcl runs."""
+
+    hf_class: str  # name in config.json's `architectures`
+    family: str  # the text part's family if missing in text_config
+    tied: bool  # whether the output head is the embedding if config.json does not say
+
+
+# Keyed by model_type.
+TEXT_PARTS: dict[str, TextPart] = {
+    "gemma3": TextPart("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
+    "gemma4": TextPart("Gemma4ForConditionalGeneration", "gemma4_text", tied=True),
+    "gemma4_unified": TextPart("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", tied=True),
+    "qwen3_5": TextPart("Qwen3_5ForConditionalGeneration", "qwen3_5_text", tied=False),
+    "qwen3_5_moe": TextPart("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", tied=False),
+    "mistral3": TextPart("Mistral3ForConditionalGeneration", "mistral", tied=True),
+}
+
+# Keyed by GGUF's general.architecture.
+GGUF_FAMILIES: dict[str, str] = {
+    family.gguf_name: name for name, family in FAMILIES.items() if family.gguf_name is not None
+}
