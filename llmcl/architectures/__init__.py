@@ -1,1 +1,1 @@
-"""Descriptions of models: configuration files, and each family's layers."""
+"""Model descriptions: configuration files, layers by family."""
