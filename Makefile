@@ -20,7 +20,7 @@ ALL_DRIVERS := RUSTICL_ENABLE=$${RUSTICL_ENABLE:-llvmpipe}
 help:
 	@echo "make demo    set up $(VENV), then stream an answer of SmolLM2-135M-Instruct and report its TBT"
 	@echo "make test    set up $(VENV) with the test tools, then run every check and every test;"
-	@echo "             LLMCL_TEST_FULL=1 make test: on every driver with every shape"
+	@echo "             LLMCL_TEST_FULL=1 make test: on every driver, slow tests, too"
 	@echo "make fuzz    feed llmcl with damaged and hostile input for an hour, or SECONDS=600"
 	@echo "make lint    the checks alone: ruff and mypy"
 	@echo "make format  put the sources into ruff's format"

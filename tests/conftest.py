@@ -6,8 +6,8 @@ A test with the fixture `device` (or `cl_entry`) runs once on each OpenCL device
 which of the implementations that llmcl is tested on were not found, and which devices have a driver that does not work.
 Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`, `3.1+debian`) asks for that.
 
-`--quick` (what `make test` runs) leaves cases to the full run. `--pairs` (what that does) leaves out combinations whose
-pairs of values other cases have. which_cases.py has the rules.
+A run has two tiers. Without LLMCL_TEST_FULL=1 it has the first device alone, the one that llmcl would choose, unless
+LLMCL_TEST_DEVICE names others, and no case marked `slow` (`-m slow` asks for those).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import examples
 import instructions
 import pytest
 from echo_engine import Engine
@@ -34,8 +33,8 @@ from helpers import option_variables
 from hypothesis import settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
-from which_cases import left_to_the_full_run, met_in_pairs
-from which_devices import chosen_devices, named_devices
+from tiers import is_full
+from which_devices import chosen_devices, named_devices, not_chosen, runs_variant
 
 from llmcl.runtime.cache_files import cache_dir, make_folder
 from llmcl.runtime.device_probe import checked
@@ -50,7 +49,8 @@ if TYPE_CHECKING:
     from llmcl.runtime.device import Device
 
 os.environ.setdefault("LLMCL_COMPILE_JOBS", "1")  # tests run side by side themselves
-LEFT = pytest.StashKey[int]()  # the number of cases that `--quick` or `--pairs` leaves out
+LEFT = pytest.StashKey[int]()  # the number of cases that are left to the full run
+NOT_CHOSEN = pytest.StashKey[int]()  # of cases of variants that their device does not choose
 EXPECTED = {
     "intel-cpu": 'pip install "llmcl[cpu]", x86-64 only',
     "pocl": 'pip install "llmcl[pocl]", or the system package pocl-opencl-icd',
@@ -73,7 +73,9 @@ def found_devices() -> dict[str, DeviceEntry]:
 
 @cache
 def tested_devices() -> dict[str, DeviceEntry]:
-    return chosen_devices(found_devices(), os.environ.get("LLMCL_TEST_DEVICE", ""))
+    wanted = os.environ.get("LLMCL_TEST_DEVICE", "")
+    devices = chosen_devices(found_devices(), wanted)
+    return devices if wanted or is_full() else dict([*devices.items()][:1])
 
 
 def missing(names: list[str]) -> list[str]:
@@ -81,18 +83,12 @@ def missing(names: list[str]) -> list[str]:
     return [name for name in names if not any(known.startswith(name) for known in found)]
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--quick", action="store_true", help="leave most of the matrix to the full run")
-    parser.addoption("--pairs", action="store_true", help="leave out cases whose pairs of values others have")
-
-
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure() -> None:
     try:
         instructions.hide()
     except ValueError as error:
         raise pytest.UsageError(str(error)) from None
     use_own_cache()
-    examples.share = 0.25 if config.option.quick else 1.0
     # A shell's background job ignores Ctrl-C, and so would the tests of it and the programs that they start.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -123,33 +119,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What a GPU or a software renderer would compile for minutes is left out; the summary says so."""
+    """Leaves out what the tier and the devices do not run; the summary says how many cases."""
+    devices = [*tested_devices().values()]
+    left: list[pytest.Item] = []
+    of_another_variant: list[pytest.Item] = []
     no_gpu = bool(missing(["gpu"]))
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
-        entry = parameters.get("cl_entry")
+        variant, entry = parameters.get("variant"), parameters.get("cl_entry")
+        is_small = item.get_closest_marker("oclgrind") is not None
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no GPU found"))
-        heavy = item.get_closest_marker("heavy") or "attention" in item.nodeid
-        if "cpu" not in (parameters.get("variant"), parameters.get("kind")):
-            continue
-        if heavy and entry and entry.is_software:
-            item.add_marker(
-                pytest.mark.skip(reason="the CPU variant takes a software renderer up to tens of seconds to compile")
-            )
-        entry = entry or next(iter(tested_devices().values()))
-        if entry.kind == "gpu" and not entry.is_software:
-            item.add_marker(
-                pytest.mark.skip(
-                    reason="no GPU chooses the CPU variant, and its compiler takes tens of seconds for the wide vectors"
-                )
-            )
-    if config.option.quick or config.option.pairs:
-        rule, devices = left_to_the_full_run if config.option.quick else met_in_pairs, [*tested_devices().values()]
-        left = rule(items, devices)
-        config.stash[LEFT] = len(left)
-        config.hook.pytest_deselected(items=[*left])
-        items[:] = [item for item in items if item not in left]
+        if item.get_closest_marker("slow") and not is_full() and not config.option.markexpr:
+            left.append(item)
+        elif variant and entry and not runs_variant(variant, entry, devices, is_small=is_small):
+            of_another_variant.append(item)
+        elif parameters.get("kind") == "cpu" and not_chosen(devices[0]) == "cpu":
+            item.add_marker(pytest.mark.skip(reason="the first device is no CPU, whose variants take others minutes"))
+    config.stash[LEFT], config.stash[NOT_CHOSEN] = len(left), len(of_another_variant)
+    config.hook.pytest_deselected(items=[*left, *of_another_variant])
+    deselected = {*left, *of_another_variant}
+    items[:] = [item for item in items if item not in deselected]
 
 
 def pytest_collection_finish() -> None:
@@ -157,22 +147,20 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if config.option.quick:
-        terminalreporter.line(f"left to the full run: {config.stash.get(LEFT, 0)} cases")
-    elif config.option.pairs:
-        terminalreporter.line(f"met in pairs by others: {config.stash.get(LEFT, 0)} cases")
+    for words, key in (("left to the full run", LEFT), ("of variants that the device does not choose", NOT_CHOSEN)):
+        if config.stash.get(key, 0):
+            terminalreporter.line(f"{words}: {config.stash[key]} cases")
     terminalreporter.section("OpenCL implementations")
     terminalreporter.line(instructions.in_words())
     for name, entry in tested_devices().items():
         terminalreporter.line(f"tested on {name}: {entry.label}, {entry.platform_version}")
     if tuple(found_devices()) == ("oclgrind",):
         return  # the simulator hides the others
+    why = "by LLMCL_TEST_DEVICE" if os.environ.get("LLMCL_TEST_DEVICE") else "left to the full run"
     for name, entry in found_devices().items():
         if name not in tested_devices():
             other = entry.is_pocl and name != "pocl"
-            reason = (
-                f"another PoCL is tested; LLMCL_TEST_DEVICE={name} asks for this" if other else "by LLMCL_TEST_DEVICE"
-            )
+            reason = f"another PoCL is tested; LLMCL_TEST_DEVICE={name} asks for this" if other else why
             terminalreporter.line(f"left out: {name}, {entry.label}, {entry.driver_version} ({reason})")
     for entry in all_devices():
         if not entry.usable:
@@ -181,22 +169,20 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         terminalreporter.line(f"not found: {name} ({EXPECTED[name]})")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def launches_of_models(request: pytest.FixtureRequest) -> Iterator[None]:
-    """With `--quick` and `--pairs`, in a module marked `separate_launches`, no model has a persistent kernel on a CPU.
+@pytest.fixture(scope="module")
+def separate_launches_in_module() -> Iterator[None]:
+    """No model of a module has a persistent kernel on a CPU, which takes a second to compile for each shape.
 
-    Where the mark has "quick", with that option alone.
+    tests/kernels/test_persistent_step.py shows that it computes the same bits.
     """
-    marker, options = request.node.get_closest_marker("separate_launches"), request.config.option
     with pytest.MonkeyPatch.context() as patch:
-        if marker and (options.quick or (options.pairs and marker.args != ("quick",))):
-            have_separate_launches(patch)
+        have_separate_launches(patch)
         yield
 
 
 @pytest.fixture
 def separate_launches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No model has a persistent kernel on a CPU, whatever the run."""
+    """No model has a persistent kernel on a CPU."""
     have_separate_launches(monkeypatch)
 
 

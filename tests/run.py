@@ -1,7 +1,7 @@
 """Runs mypy, the checks under Oclgrind and all tests, one process more at a time than there are cores.
 
-LLMCL_TEST_FULL=1 adds the cases that `--quick` in conftest.py leaves out, but for those that `--pairs` leaves out, and
-the vendors' compilers; the summary says what was left.
+LLMCL_TEST_FULL=1 adds the other devices, the cases marked `slow` and the vendors' compilers; the summary says what was
+left.
 
 `python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone; with paths: those). A process runs
 some files and ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one
@@ -35,10 +35,11 @@ from pathlib import Path
 from typing import Any
 
 from own_cache import use_own_cache
+from tiers import FULL, is_full
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES_A_PROCESS, QUICK_FILES_A_PROCESS = 12, 14
-# Those that took about 5 CPU seconds and more with `--quick` and no compiled kernels, the longest first.
+FILES_A_PROCESS = 14
+# Those that took about 5 CPU seconds and more in `make test` with no compiled kernels, the longest first.
 LONGEST = [
     "tests/engine/test_llm.py",
     "tests/kernels/test_persistent_step.py",
@@ -96,7 +97,6 @@ LONGEST = [
 ]
 LIMIT_S = 1200
 TOO_LONG = f"did not end within {LIMIT_S} s"
-FULL = "LLMCL_TEST_FULL"
 SECTION = "OpenCL implementations"
 UNUSABLE = "not usable:"
 FORKED = multiprocessing.get_context("forkserver")
@@ -132,11 +132,11 @@ class Outcome:
         return lines[-1].strip("= ") if lines else f"exit code {self.code}"
 
 
-def chunks(files_a_process: int = FILES_A_PROCESS) -> list[list[str]]:
+def chunks() -> list[list[str]]:
     """Files in groups, the one that takes longest first, so that all cores have work to the end."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     files.sort(key=lambda file: LONGEST.index(file) if file in LONGEST else len(LONGEST))
-    n = -(-len(files) // files_a_process)
+    n = -(-len(files) // FILES_A_PROCESS)
     return [files[i::n] for i in range(n)]
 
 
@@ -215,9 +215,9 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     skipped: Counter[str] = Counter()
     for number, reason in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
         skipped[reason] += int(number)
-    left, in_pairs = (
-        sum(int(number) for number in re.findall(rf"^{words} (\d+) cases", text, re.MULTILINE))
-        for words in ("left to the full run:", "met in pairs by others:")
+    left, not_chosen = (
+        sum(int(number) for number in re.findall(rf"^{words}: (\d+) cases", text, re.MULTILINE))
+        for words in ("left to the full run", "of variants that the device does not choose")
     )
     sections = re.findall(rf"^=+ {SECTION} =+\n(.*?)(?=^=|^\d+ |\Z)", text, re.MULTILINE | re.DOTALL)
     implementations: dict[str, str] = {}
@@ -229,8 +229,8 @@ def summary(outcomes: list[Outcome]) -> list[str]:
             totals[what.rstrip("s") if what == "errors" else what] += int(number)
     return [
         *(f"skipped {number}: {reason}" for reason, number in skipped.most_common()),
-        *([f"{left:,} cases of the full matrix are left to {FULL}=1"] if left else []),
-        *([f"{in_pairs:,} cases are left out: others have their pairs of values"] if in_pairs else []),
+        *([f"{left:,} slow cases are left to {FULL}=1"] if left else []),
+        *([f"{not_chosen:,} cases are of kernels that the device does not choose"] if not_chosen else []),
         *implementations.values(),
         *(f"run twice, at first {done.first_crash}: {' '.join(done.files)}" for done in outcomes if done.first_crash),
         *(f"FAILED ({done.how}): {' '.join(done.files)}" for done in outcomes if done.failed),
@@ -262,14 +262,12 @@ def main() -> int:
     paths, others = paths_among(arguments)
     sys.path.insert(0, str(ROOT))  # for all processes, as `python -m` does: the package need not be installed
     start_server()
-    quick = os.environ.get(FULL, "0") in ("", "0")
     # Only Python's output is captured: what a driver prints as it crashes is to be seen.
-    cases = "--quick" if quick else "--pairs"
-    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", *IGNORED, cases, *others]
-    groups = [[path] for path in paths] or chunks(QUICK_FILES_A_PROCESS if quick else FILES_A_PROCESS)
+    pytest = ["-q", "--capture=sys", "-p", "no:cacheprovider", *IGNORED, *others]
+    groups = [[path] for path in paths] or chunks()
     todo = [("pytest", pytest, files) for files in groups]
     if not arguments:
-        checks = ["tests/check_oclgrind.py"] if quick else ["tests/check_compilers.py", "tests/check_oclgrind.py"]
+        checks = ["tests/check_compilers.py"] * is_full() + ["tests/check_oclgrind.py"]
         todo[:0] = [*((check, [], []) for check in checks), ("mypy", ["--no-fast-exit"], ["llmcl", "scripts"])]
     start, outcomes = time.monotonic(), []
     with ThreadPoolExecutor(options.jobs) as pool:
@@ -281,7 +279,7 @@ def main() -> int:
             took = f"{outcome.how}, {outcome.cpu_s:.0f} s of CPU"
             print(f"[{len(outcomes)}/{len(todo)}] {took}: {' '.join(outcome.files)}", flush=True)
     print("\n".join(summary(outcomes)))
-    if quick and not arguments:
+    if not is_full() and not arguments:
         print(f"compiling for the GPUs of other vendors is left to {FULL}=1")
     failed = any(outcome.failed for outcome in outcomes)
     cpu_s = time.process_time() + sum(outcome.cpu_s for outcome in outcomes)

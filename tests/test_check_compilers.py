@@ -73,7 +73,7 @@ def listed(gpu: Gpu) -> list[Program]:
     return programs_of(gpu.entry)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.target)
 def test_what_a_gpu_would_run(gpu: Gpu) -> None:
     programs = listed(gpu)
@@ -87,7 +87,7 @@ def test_what_a_gpu_would_run(gpu: Gpu) -> None:
     assert len(set(keys)) == len(keys)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("gpu", GPUS, ids=lambda gpu: gpu.target)
 def test_the_table_has_what_a_gpu_would_run(gpu: Gpu) -> None:
     """A quick run of check_compilers.py asks one GPU of each vendor."""
@@ -95,7 +95,7 @@ def test_the_table_has_what_a_gpu_would_run(gpu: Gpu) -> None:
     assert kinds == set(Table.read().firsts[gpu.target]), "run `python tests/check_compilers.py --update`"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_portable_kernel_is_compiled() -> None:
     files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
     others = (
@@ -330,7 +330,7 @@ def test_an_installed_compiler_takes_a_kernel_and_refuses_a_fault(
             assert set(figures) == ({"count"} if toolchain.knows_targets else set())
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_sources_are_those_that_are_run() -> None:
     program = next(program for program in listed(GPUS[0]) if program.file == "portable/embed.cl")
     assert program.text == read_source("portable/embed.cl") and "-DHEAD_DIM=128" in program.options

@@ -75,7 +75,7 @@ def pages_with(language: str) -> list[Path]:
 
 def page_case(page: Path) -> Any:
     """The case of a page whose blocks are run; that of a page whose blocks take seconds is left to the full run."""
-    return pytest.param(page, id=page.stem, marks=() if page.stem in QUICK else pytest.mark.full)
+    return pytest.param(page, id=page.stem, marks=() if page.stem in QUICK else pytest.mark.slow)
 
 
 def without_blocks(page: Path) -> str:

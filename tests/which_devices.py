@@ -6,6 +6,8 @@ import dataclasses
 import re
 from collections.abc import Sequence
 
+from tiers import is_full
+
 from llmcl.runtime.platforms import DeviceEntry
 
 
@@ -42,6 +44,24 @@ def chosen_devices(found: dict[str, DeviceEntry], wanted: str) -> dict[str, Devi
         for name, entry in found.items()
         if (named_by(name) - named_by("pocl") if entry.is_pocl and name != "pocl" else named_by(name) or not words)
     }
+
+
+def not_chosen(entry: DeviceEntry) -> str:
+    """The variant of kernels that is for devices of the other kind; a software renderer takes what GPUs take."""
+    return "portable" if entry.kind == "cpu" and not entry.is_software else "cpu"
+
+
+def runs_variant(variant: str, entry: DeviceEntry, devices: Sequence[DeviceEntry], *, is_small: bool) -> bool:
+    """Whether a case of a kernel's variant runs on one of the tested devices.
+
+    A device runs the variants that it chooses. The first also runs the small cases of the portable variant, and in the
+    full run all of them if no other device chooses it. Only a CPU and the simulator run the `cpu` variant: the compiler
+    of another device takes tens of seconds for the wide vectors.
+    """
+    if variant != not_chosen(entry) or device_id(entry) == "oclgrind":
+        return True
+    nobody_chooses = all(not_chosen(other) == variant for other in devices)
+    return variant == "portable" and entry is devices[0] and (is_small or (is_full() and nobody_chooses))
 
 
 def taken(entry: DeviceEntry, how: str) -> DeviceEntry:

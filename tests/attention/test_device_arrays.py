@@ -27,13 +27,10 @@ def moved(device: Any, host: list[np.ndarray]) -> list[Any]:
     return [to_device(device.queue, x, allocator=device.allocator) for x in host]
 
 
-@pytest.mark.full
-@pytest.mark.matrix
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "form"),
     [
-        pytest.param(np.float16, "portable", id="float16-portable", marks=pytest.mark.exhaustive),
         pytest.param(np.float32, "portable", id="float32-portable"),
         pytest.param(np.float32, None, id="float32-chosen"),
         pytest.param(np.float16, None, id="float16-chosen"),  # the one of a second CPU's driver

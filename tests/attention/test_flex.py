@@ -96,7 +96,6 @@ def same_document_torch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return documents_torch[q_idx] == documents_torch[kv_idx]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
@@ -122,7 +121,6 @@ def test_equals_pytorch(default_device: Any, shape: Any, kv_dtype: str, case: st
     assert np.abs(lse - expected_lse).max() < of_lse
 
 
-@pytest.mark.each_device
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_device(device: Any, variant: Any) -> None:
     q, k, v = inputs((1, 3, 1, 70, 70, 32))

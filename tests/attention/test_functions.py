@@ -163,7 +163,7 @@ def every_function(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
     return score
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [pytest.param(None, id="chosen"), "portable"])
 def test_every_function_in_the_kernels(device: Device, variant: str | None) -> None:
     """Their names and macros beside those of the kernels."""

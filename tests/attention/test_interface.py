@@ -60,7 +60,6 @@ def call(side: str, device: Any, *arrays: np.ndarray, page_table: Any = None, **
     return tuple(x.get() for x in results) if isinstance(results, tuple) else results.get()
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("width", [64, 40])
 def test_bfloat16(device: Any, side: str, width: int) -> None:
@@ -116,8 +115,7 @@ def test_what_a_call_says_of_pytorchs_own_kernels_has_no_effect(default_device: 
         flex_attention(*arrays, kernel_options={"fwd_BLOCK_M": 0}, device=default_device)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(("n_queries", "dtype"), [(33, np.float32), (1, np.float16)])
 def test_largest_scores(device: Any, side: str, n_queries: int, dtype: Any) -> None:
@@ -147,7 +145,6 @@ def test_largest_scores(device: Any, side: str, n_queries: int, dtype: Any) -> N
         assert np.abs(found[some] - expected[some]).max() < (1e-4 if dtype == np.float32 else 5e-3), name
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("n_queries", [1, 33])
 def test_sinks(device: Any, side: str, n_queries: int) -> None:
@@ -207,7 +204,6 @@ def pages_of(x: np.ndarray, table: np.ndarray, page: int, n_pages: int) -> np.nd
     return pool
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize(
     ("page", "width", "value_width", "n_queries"),

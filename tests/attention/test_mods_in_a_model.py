@@ -15,7 +15,7 @@ from llmcl.attention import masks, maximum
 from llmcl.errors import UsageError
 from llmcl.runtime.platforms import find_devices
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 N_TOKENS = 90  # past the window, over several tiles of keys
 WINDOW = 20
@@ -30,7 +30,7 @@ def far_keys_count_less(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> 
 
 # For "gpu" a device that gets the portable kernels, or the same as if it were one: Mesa compiles them in a sixth of the
 # time that Intel's runtime takes.
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("rule", ["window", "score"])
 def test_prefill_and_decode_follow_the_rule(
     tmp_path: Path, default_device: Any, monkeypatch: pytest.MonkeyPatch, rule: str, kind: str

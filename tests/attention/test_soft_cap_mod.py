@@ -34,7 +34,6 @@ def expected_of(
         return weights @ v / np.where(total > 0, total, 1.0)[..., None], np.log(total), scores.max(-1)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("width", [64, 128])

@@ -30,7 +30,7 @@ from llmcl.models.weights import WeightTypes, load_weights, stored_formats
 from llmcl.progress import COMPILING, OPENING
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
@@ -64,7 +64,7 @@ def logits_of(device: Device, path: Path, types: WeightTypes, ids: list[int]) ->
 MIXED = {"attn_q": "Q4_0", "attn_k": "Q4_0", "attn_v": "Q8_0", "ffn_gate": "Q4_1", "ffn_up": "Q5_0", "ffn_down": "Q5_1"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path, default_device: Device) -> None:
     tensors = hf_files.tensors(head_dim=32, vocab_size=131)  # the sizes of small_config, whose kernels are compiled
     tensors = {n: v if v.ndim == 1 else v / np.sqrt(np.float32(v.shape[1])) for n, v in tensors.items()}
@@ -88,7 +88,7 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
     assert relative_error(logits_of(default_device, path, inexact, ids), expected) < 0.05
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0", "q4_k"])
 def test_quantising_while_loading(tmp_path: Path, default_device: Device, quantize: str) -> None:
     # Few columns lose too much with 4 bits, and are no whole super-blocks.
@@ -120,7 +120,7 @@ def log_likelihoods(llm: LLM, ids: list[int]) -> np.ndarray:
     return chosen
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_demo_model_loses_nothing(smollm2: LLM, default_device: Device) -> None:
     """Its matrices are Q4_1, its embedding Q8_0; `smollm2` holds them in float32."""
     ids = smollm2.encode(TEXT, raw=True)

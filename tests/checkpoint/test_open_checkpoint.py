@@ -60,7 +60,7 @@ def test_the_demo_model():
 
 
 @needs_demo_model
-@pytest.mark.full  # the package gguf takes seconds for it; other tests compare with it on small files
+@pytest.mark.slow  # the package gguf takes seconds for it; other tests compare with it on small files
 def test_the_demo_model_is_read_as_the_gguf_package_reads_it():
     assert_read_as_by_gguf(open_checkpoint("smollm2").path)
 

@@ -120,7 +120,7 @@ def test_quiet_leaves_standard_error_empty_and_a_pipe_is_a_prompt(answer: dict[s
     assert (done.returncode, done.stdout, done.stderr) == (0, answer["text"] + "\n", "")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_verbose_shows_what_compiling_took(run_here: Run, tmp_path: Path) -> None:
     """The first run compiles into an empty cache and says so, kernel by kernel and in its report; the second loads."""
     model = str(save_folder(tmp_path / "small", small_config(), random_weights(small_config(), seed=1)))
@@ -250,7 +250,7 @@ def test_ctrl_c_keeps_the_text_and_reports(endless: subprocess.Popen[bytes]) -> 
     assert n_tokens < 500, "text that is not flushed at once would have come after thousands of tokens"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_closed_pipe_ends_quietly(endless: subprocess.Popen[bytes]) -> None:
     assert endless.stdout is not None and endless.stderr is not None
     endless.stdout.close()

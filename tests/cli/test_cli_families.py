@@ -18,7 +18,7 @@ from llmcl.architectures.families.family import LayerSettings
 from llmcl.architectures.families.recurrent import DeltaSettings, ShortConvSettings
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32, joined=("qkvz", "ba"))
@@ -42,7 +42,7 @@ TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['co
 KERNELS = {"lfm2": "short_conv", "qwen3_next": "delta_rule", "gpt_oss": "choose_experts"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "gpt_oss"])
 def test_commands(name: str, run_here: Run, default_device: Device, tmp_path: Path) -> None:
     config, text = CONFIGS[name], tmp_path / "text.txt"

@@ -37,7 +37,6 @@ def logits(path: Path, device: Device, **options: Any) -> np.ndarray:
         return llm.logits(ids)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changes",
     [
@@ -92,7 +91,7 @@ def test_tokenizer_and_chat_template_survive_both_ways(
 
 
 @pytest.mark.parametrize(
-    "quantize", [pytest.param("q8_0", marks=pytest.mark.full), pytest.param("q4_0", marks=pytest.mark.full), "q4_k"]
+    "quantize", [pytest.param("q8_0", marks=pytest.mark.slow), pytest.param("q4_0", marks=pytest.mark.slow), "q4_k"]
 )
 def test_matrices_are_quantised_and_nothing_else_changes(
     gguf_file: Path, tmp_path: Path, default_device: Device, quantize: str

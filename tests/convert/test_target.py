@@ -37,7 +37,7 @@ def test_nothing_is_left_of_a_conversion_that_fails(folder: Path, tmp_path: Path
             assert left_over(tmp_path) == []
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "left"), [(signal.SIGTERM, 0), (signal.SIGKILL, 1)])
 def test_a_killed_conversion_leaves_nothing_under_the_name(tmp_path: Path, number: int, left: int) -> None:
     command = [sys.executable, "-m", "llmcl", "convert", "smollm2", str(tmp_path / "model.gguf"), "-q"]

@@ -20,7 +20,7 @@ from llmcl.models.batch import make_batch
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 
-pytestmark = pytest.mark.separate_launches("quick")
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 Bits = list[tuple[int, float, tuple[tuple[int, float], ...]]]
@@ -44,8 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(
     scope="module",
     params=[
-        *(pytest.param(("as it is", *types), marks=pytest.mark.full) for types in TYPES[:-1]),
-        *(pytest.param(("as a GPU", *types), marks=pytest.mark.full) for types in TYPES[1:3]),
+        *(pytest.param(("as it is", *types), marks=pytest.mark.slow) for types in TYPES[:-1]),
+        *(pytest.param(("as a GPU", *types), marks=pytest.mark.slow) for types in TYPES[1:3]),
         ("as it is", *TYPES[-1]),
     ],
     ids=lambda settings: f"{settings[0]}-{settings[1]}",
@@ -85,8 +85,7 @@ def answers(engine: Engine, asked: list[dict[str, Any]], *, together: bool) -> l
     return [bits(list(answer)) for answer in [engine.submit(**request) for request in asked]]
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.slow
 def test_an_answer_has_the_same_bits_whoever_else_runs(llm: LLM) -> None:
     asked = requests()
     with llm.engine(max_sequences=8, batch_invariant=True) as engine:

@@ -45,7 +45,7 @@ def prompts(n: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.full, id="greedy"), pytest.param(SAMPLED, id="sampled")]
+    "options", [pytest.param({}, marks=pytest.mark.slow, id="greedy"), pytest.param(SAMPLED, id="sampled")]
 )
 def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: LLM) -> None:
     asked = prompts(7)

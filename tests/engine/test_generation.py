@@ -31,7 +31,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.slow)])
 def small(
     request: pytest.FixtureRequest, default_entry: DeviceEntry, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LLM]:
@@ -135,7 +135,7 @@ def needed_launches(model: Model, position: int) -> int:
     return len(needed) + len(model.sampler.launches)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_demo_model_reports_its_traffic(sampling: str, smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     model = Model(smollm2.device, smollm2.config, smollm2.model.weights, smollm2.model.cache)

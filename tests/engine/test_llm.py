@@ -98,7 +98,7 @@ def test_an_end_of_text_token_ends_the_answer_and_is_not_its_text(smollm2: LLM) 
     assert longer.token_ids[:n] == answer.token_ids
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_ordinary_token_that_ends_answers_is_not_their_text(small_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Some models end with a token that is not marked as special and so has a text."""
     assert small_llm.tokenizer is not None
@@ -146,7 +146,7 @@ def test_a_seed_repeats_the_answer(smollm2: LLM) -> None:
     )
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_repetition_penalty_has_an_effect(smollm2: LLM) -> None:
     request: dict[str, Any] = {"max_tokens": 60, "ignore_eos": True, "raw": True}
     text = "one two one two one two one two one two one"
@@ -206,7 +206,7 @@ def test_a_prompt_longer_than_the_context_is_refused(small_llm: LLM) -> None:
     assert len(small_llm.generate([5], max_tokens=2, ignore_eos=True).token_ids) == 2
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.usefixtures("compiled_when_used")  # nothing is computed
 def test_a_prompt_of_megabytes_is_refused_before_it_is_encoded(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ten megabytes took half a minute, and of a hundred the chat template was blamed."""

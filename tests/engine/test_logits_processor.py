@@ -145,7 +145,7 @@ def test_several_answers_stream_with_their_numbers(small_llm: LLM) -> None:
     assert last[1].token_ids == small_llm.generate([PROMPT], **{**SAMPLED, "seed": 0})[0].token_ids
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_prompt_of_several_answers_is_read_once(smollm2: LLM) -> None:
     """But for what does not fill a page."""
     prompt = [*range(100, 300)]

@@ -66,7 +66,7 @@ def test_a_token_is_the_best_that_may_come(llm: LLM) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.full, id="greedy"), pytest.param(SAMPLED, id="sampled")]
+    "options", [pytest.param({}, marks=pytest.mark.slow, id="greedy"), pytest.param(SAMPLED, id="sampled")]
 )
 def test_an_engine_gives_what_each_would_get_alone(options: dict[str, Any], llm: LLM) -> None:
     """Beside answers that match nothing, with places that change hands."""

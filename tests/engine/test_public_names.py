@@ -52,7 +52,7 @@ def test_a_model_without_a_tokenizer_says_so(small_llm: LLM, monkeypatch: pytest
             use()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_user_script_passes_mypy_strict(tmp_path: Path) -> None:
     """Outside the repository, so that its settings do not count. The wrong script shows that types are seen."""
     pytest.importorskip("mypy")

@@ -237,7 +237,7 @@ def test_a_step_in_which_nobody_decodes_may_read_more() -> None:
         made.check_answer(job)
 
 
-@pytest.mark.parametrize("streams", [1, 4, 16, *(pytest.param(n, marks=pytest.mark.full) for n in (2, 8, 32))])
+@pytest.mark.parametrize("streams", [1, 4, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (2, 8, 32))])
 def test_prompts_disturb_running_answers_little(streams: int) -> None:
     """By the rows of each step, and what so many took on a CPU (notes/cpu.md): the 99th percentile of the times of
     steps in which answers run is at most 2.5 times their median, with prompts in a fourth of them and in most.

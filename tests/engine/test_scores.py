@@ -36,7 +36,7 @@ def test_the_prompt_is_read_once(small_llm: LLM, monkeypatch: pytest.MonkeyPatch
     assert read == [19]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_text_is_cut_into_tokens_as_the_whole_text_is(smollm2: LLM) -> None:
     sea, bread, *_ = smollm2.score("The ship sails on the", [" sea", " bread"], raw=True)
     assert sea > bread + 2

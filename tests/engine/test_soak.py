@@ -116,7 +116,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs /proc to see the memory of the process")
 @pytest.mark.parametrize(
     ("dtype", "batch_invariant"), [("float32", False), ("q4_0", True)], ids=["float32", "batch_invariant"]

@@ -26,7 +26,7 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 
-pytestmark = pytest.mark.separate_launches("quick")
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 VOCAB = 24  # few, so that texts repeat themselves
@@ -99,7 +99,6 @@ def answer(llm: LLM, drafting: Drafting | None, ids: list[int] | None = None, n:
     return llm.generate(ids or prompt(), max_tokens=n, ignore_eos=True, **options)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_prompt_lookup_gives_the_same_tokens(sampling: str, llm: LLM) -> None:
     plain = answer(llm, None, **SAMPLINGS[sampling])
@@ -131,7 +130,6 @@ def test_a_draft_model_with_the_same_weights_is_right_each_time(sampling: str, l
     assert drafted.stats.rows_per_step == drafted.stats.tokens_per_step == 5
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("length", [1, 2, 15])
 def test_wrong_drafts_change_nothing(length: int, sampling: str, llm: LLM) -> None:
@@ -193,9 +191,7 @@ def test_the_host_reads_four_bytes_a_row_and_four_more(llm: LLM) -> None:
     assert stats.host_to_device_bytes_per_token * 49 == 4 * 16 * verified.steps
 
 
-@pytest.mark.full
-@pytest.mark.matrix
-@pytest.mark.usefixtures("separate_launches")  # whose programs other tests of pages have
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["float32", "float16", "q8_0"])
 def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
     """Rejected rows may be the first of a page, and a page that two conversations share is copied before."""
@@ -219,8 +215,7 @@ def test_pages(kv_dtype: str, default_device: Device, shape: str) -> None:
         assert len(second.pages) <= cache.pages_for(second.position + 16)
 
 
-@pytest.mark.usefixtures("separate_launches")  # of which test_persistent_step.py shows that they give the same bits
-@pytest.mark.parametrize("name", ["windows", *(pytest.param(f, marks=pytest.mark.full) for f in ("gemma2", "gemma4"))])
+@pytest.mark.parametrize("name", ["windows", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gemma2", "gemma4"))])
 def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> None:
     if name == "gemma4":  # whose late layers read the keys of others
         config = FAMILIES["gemma4_text-given"]
@@ -235,9 +230,7 @@ def test_sliding_windows(name: str, tmp_path: Path, default_device: Device) -> N
         assert wrong.token_ids == plain.token_ids
 
 
-@pytest.mark.full
-@pytest.mark.matrix
-@pytest.mark.usefixtures("separate_launches")
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "kv_dtype"), [("float32", "float32"), ("bfloat16", "float16"), ("q4_0", "q8_0")])
 def test_on_every_device(device: Device, tmp_path: Path, dtype: str, kv_dtype: str) -> None:
     """With the shape and the types of test_batch.py, whose kernels serve here, too."""
@@ -291,8 +284,7 @@ def test_a_row_that_has_no_token_ends_the_answer_with_the_cause(shape: str, defa
             list(stream)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", ["greedy", "sampled with a penalty"])
 @pytest.mark.parametrize("drafter", ["lookup", "model", "wrong"])
 def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, llm: LLM, draft_llm: LLM) -> None:
@@ -323,7 +315,6 @@ def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, 
             assert engine.submit(asked[0][0], max_tokens=4, logprobs=1, **options).result().token_ids == plain[0][:4]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", ["lookup", "wrong"])
 def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LLM) -> None:
@@ -403,7 +394,7 @@ def test_a_draft_model_with_another_vocabulary_is_refused(
         assert llm.generate("Hello", max_tokens=30, raw=True).stats.tokens_per_step is not None
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_demo_model_quotes_faster(smollm2: LLM) -> None:
     """It takes fewer steps; what these cost is another question (notes)."""
     text = "The lighthouse at Cape Varn was built in 1847 by a retired shipwright named Osvald Brekke."

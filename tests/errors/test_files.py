@@ -188,7 +188,7 @@ def closed_port() -> Iterator[int]:
         yield held.getsockname()[1]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_unreachable_hub(closed_port: int, tmp_path: Path) -> None:
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCL_", "HF_"))}
     environment |= {"HF_ENDPOINT": f"http://127.0.0.1:{closed_port}", "HF_HOME": str(tmp_path)}

@@ -24,10 +24,10 @@ from llmcl.runtime import device as device_module
 from llmcl.runtime.device import Device
 from llmcl.runtime.driver_calls import named_errors
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
-full = pytest.mark.full
+slow = pytest.mark.slow
 Failing = Callable[..., str]
 
 
@@ -77,9 +77,9 @@ def test_weights_beyond_the_memory_are_refused_before_loading(
     [
         {},
         {"dtype": "bfloat16", "kv_dtype": "float16", "max_context": 100},
-        pytest.param({"max_context": 100, "kv_page_tokens": 128, "kv_pages": 3}, marks=full),
-        pytest.param({"max_context": 100, "kv_dtype": "q8_0"}, marks=full),
-        pytest.param({"max_context": 100, "quantize": "q8_0"}, marks=full),
+        pytest.param({"max_context": 100, "kv_page_tokens": 128, "kv_pages": 3}, marks=slow),
+        pytest.param({"max_context": 100, "kv_dtype": "q8_0"}, marks=slow),
+        pytest.param({"max_context": 100, "quantize": "q8_0"}, marks=slow),
     ],
     ids=lambda options: "-".join(map(str, options.values())) or "defaults",
 )
@@ -116,9 +116,9 @@ def test_a_cache_beyond_the_largest_allocation_is_named(
     assert "--ctx-size" in message and "--kv-dtype" in message
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=full), "bfloat16"])
-@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=full)])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=slow), "bfloat16"])
+@pytest.mark.parametrize("tied", [False, pytest.param(True, marks=slow)])
 def test_weights_beyond_the_largest_allocation_are_split(
     tied: bool, dtype: str, tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

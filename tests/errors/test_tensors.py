@@ -12,7 +12,7 @@ import llmcl
 from llmcl.errors import CheckpointError, DeviceError
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 LAYER_TENSOR = "model.layers.1.mlp.down_proj.weight"
 NORM_TENSOR = "model.layers.0.input_layernorm.weight"

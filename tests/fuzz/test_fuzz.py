@@ -1,4 +1,4 @@
-"""A thousand cases, the same each time (50 with `--quick`); `make fuzz` draws others. What the fuzzer must notice."""
+"""A thousand cases, the same each time (50 in `make test`); `make fuzz` draws others. What the fuzzer must notice."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from fuzz.cases import Case
 from fuzz.driver import ROOT, Child
+from tiers import is_full
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the child's limits are Linux's")
 
@@ -21,13 +22,13 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], env=environment, capture_output=True, text=True, timeout=900)
 
 
-def test_odd_inputs_work_or_are_refused(request: pytest.FixtureRequest) -> None:
-    done = run("-m", "fuzz", "--same", "50" if request.config.option.quick else "1000")
+def test_odd_inputs_work_or_are_refused() -> None:
+    done = run("-m", "fuzz", "--same", "1000" if is_full() else "50")
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     print(done.stdout)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_seed_stands_for_the_same_cases_whatever_was_imported() -> None:
     draw = (
         "from types import SimpleNamespace; from fuzz.driver import Session; cases = []\n"

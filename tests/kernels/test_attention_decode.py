@@ -36,14 +36,14 @@ KEY_TOLERANCE = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 MERGE_TOLERANCE = 1e-6
 CAPACITY = 640
 
-small, heavy, full = pytest.mark.oclgrind, pytest.mark.heavy, pytest.mark.full
+small, slow = pytest.mark.oclgrind, pytest.mark.slow
 
 # (query heads, KV heads, head_dim): group sizes 1, 3, 4, 8 and one that is no power of two and above 8.
 HEADS = [
     (3, 3, 32),
     (9, 3, 64),
-    pytest.param((8, 1, 128), marks=heavy),
-    *(pytest.param(heads, marks=[heavy, full]) for heads in [(4, 1, 80), (24, 2, 48)]),
+    (8, 1, 128),
+    *(pytest.param(heads, marks=slow) for heads in [(4, 1, 80), (24, 2, 48)]),
 ]
 KV_LENGTHS = [1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 577]
 
@@ -118,9 +118,9 @@ def check(
     ("dtype", "heads", "n_splits"),
     [
         pytest.param("float32", (4, 1, 32), 1, marks=small),
-        pytest.param("float16", (9, 3, 64), 1, marks=[heavy, full]),
+        pytest.param("float16", (9, 3, 64), 1, marks=slow),
         ("float16", (3, 3, 32), 3),
-        pytest.param("bfloat16", (8, 1, 128), 2, marks=[heavy, full]),
+        pytest.param("bfloat16", (8, 1, 128), 2, marks=slow),
     ],
 )
 @pytest.mark.parametrize("kv_len", [1, 33, 577])
@@ -141,7 +141,6 @@ def test_reduced_cache(target: Device, dtype: str, kv_len: int) -> None:
     check(target, dtype, (9, 3, 64), kv_len, 1)
 
 
-@heavy
 @pytest.mark.parametrize(
     ("dtype", "heads"),
     [("float16", (8, 2, 128)), ("bfloat16", (12, 2, 64)), ("float16", (4, 1, 256)), ("bfloat16", (9, 1, 64))],
@@ -159,7 +158,7 @@ def test_groups_of_heads(target: Device, dtype: str, heads: tuple[int, int, int]
     [
         ("float32", (9, 3, 64), 7),
         ("float16", (3, 3, 32), 3),
-        pytest.param("bfloat16", (8, 1, 128), 2, marks=heavy),
+        ("bfloat16", (8, 1, 128), 2),
     ],
 )
 @pytest.mark.parametrize("kv_len", [1, 64, 65, 577])
@@ -192,9 +191,7 @@ def test_few_keys_in_splits(
     check(target, dtype, heads, kv_len, 2, capacity=128)
 
 
-@full
-@heavy
-@pytest.mark.matrix
+@slow
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
 @pytest.mark.parametrize("heads", [(3, 3, 16), (24, 1, 128), (16, 1, 256), (6, 1, 160)])
 @pytest.mark.parametrize("kv_len", [65, 577])

@@ -47,12 +47,12 @@ ROUNDED_WEIGHTS = 2e-3
 CAPACITY = 640
 LOG2_E = np.log2(np.e)
 
-small, heavy, full = pytest.mark.oclgrind, pytest.mark.heavy, pytest.mark.full
+small, slow = pytest.mark.oclgrind, pytest.mark.slow
 
 HEADS = [
     (3, 3, 32),
-    pytest.param((9, 3, 64), marks=heavy),
-    *(pytest.param(heads, marks=[heavy, full]) for heads in [(4, 1, 80), (8, 1, 128)]),
+    (9, 3, 64),
+    *(pytest.param(heads, marks=slow) for heads in [(4, 1, 80), (8, 1, 128)]),
 ]
 
 
@@ -146,11 +146,8 @@ def test_around_a_tile(target: Device, heads: tuple[int, int, int], n: int, posi
     ("dtype", "heads", "rules", "exact"),
     [
         pytest.param("float32", (3, 3, 32), {}, True, marks=small),  # whose queries are exact in any case
-        *(pytest.param("float16", (9, 3, 64), {}, exact, marks=heavy) for exact in (True, False)),
-        *(
-            pytest.param("float16", (3, 3, 32), {"window": 70, "cap": 3.0}, exact, marks=heavy)
-            for exact in (True, False)
-        ),
+        *(("float16", (9, 3, 64), {}, exact) for exact in (True, False)),
+        *(("float16", (3, 3, 32), {"window": 70, "cap": 3.0}, exact) for exact in (True, False)),
     ],
 )
 def test_sinks(target: Device, dtype: str, heads: tuple[int, int, int], rules: dict[str, int], exact: bool) -> None:
@@ -159,7 +156,7 @@ def test_sinks(target: Device, dtype: str, heads: tuple[int, int, int], rules: d
 
 @pytest.mark.parametrize(
     ("dtype", "heads"),
-    [("float32", (3, 3, 32)), *(pytest.param(dtype, (9, 3, 64), marks=heavy) for dtype in DTYPES)],
+    [("float32", (3, 3, 32)), *((dtype, (9, 3, 64)) for dtype in DTYPES)],
 )
 @pytest.mark.parametrize("position", [0, 63])
 def test_long(target: Device, dtype: str, heads: tuple[int, int, int], position: int) -> None:
@@ -170,16 +167,15 @@ def test_long(target: Device, dtype: str, heads: tuple[int, int, int], position:
     ("dtype", "heads"),
     [
         ("float16", (3, 3, 32)),
-        pytest.param("float16", (4, 1, 80), marks=heavy),
-        pytest.param("bfloat16", (8, 1, 128), marks=heavy),
-        pytest.param("float16", (4, 2, 256), marks=[heavy, full]),
+        ("float16", (4, 1, 80)),
+        ("bfloat16", (8, 1, 128)),
+        pytest.param("float16", (4, 2, 256), marks=slow),
     ],
 )
 def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
     check(target, dtype, heads, 33, 100)
 
 
-@heavy
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize(
     ("dtype", "heads", "n", "position"),
@@ -193,7 +189,6 @@ def test_rounded_to_bfloat16(target: Device, dtype: str, heads: tuple[int, int, 
     check(target, dtype, heads, n, position, exact=False)
 
 
-@heavy
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("exact", [True, False])
 @pytest.mark.parametrize("slope", [0.25, -0.25])
@@ -202,14 +197,12 @@ def test_scores_that_rise_and_fall(target: Device, exact: bool, slope: float) ->
     check(target, "float16", (3, 3, 32), 33, 200, exact=exact, slope=slope)
 
 
-@heavy
 @pytest.mark.parametrize("variant", ["cpu"])
 def test_rounded_to_bfloat16_under_rules(target: Device) -> None:
     """A window that hides whole tiles and parts of others, and a soft cap."""
     check(target, "float16", (3, 3, 32), 90, 101, exact=False, window=70, cap=3.0)
 
 
-@heavy
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize(("position", "n"), [(0, 1), (0, 33), (37, 12)])
@@ -249,7 +242,6 @@ def test_around_a_wide_tile(
     check(target, dtype, heads, n, position)
 
 
-@heavy
 @pytest.mark.parametrize(
     ("heads", "block_m", "block_n", "dv_tile"),
     [((9, 3, 64), 8, 16, 16), ((9, 3, 64), 16, 64, 32), ((8, 1, 128), 8, 32, 64)],
@@ -261,8 +253,7 @@ def test_tile_sizes(
     check(target, "float16", heads, n, position, block_m=block_m, block_n=block_n, dv_tile=dv_tile)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["portable"])
 @pytest.mark.parametrize(
     ("dtype", "heads", "block_n", "rules"),
@@ -332,7 +323,7 @@ def test_tiles_that_do_not_fit_the_shape(target: Device, tiles: dict[str, int], 
 
 @pytest.mark.parametrize("variant", ["portable"])
 @pytest.mark.parametrize(
-    ("dtype", "heads"), [("float32", (2, 1, 512)), pytest.param("float16", (2, 1, 768), marks=full)]
+    ("dtype", "heads"), [("float32", (2, 1, 512)), pytest.param("float16", (2, 1, 768), marks=slow)]
 )
 def test_keys_in_slices(target: Device, dtype: str, heads: tuple[int, int, int]) -> None:
     """Heads that a small local memory has no room for as a whole."""

@@ -37,7 +37,6 @@ def check(device: Device, n: int, n_experts: int, top_k: int, *, corrected: bool
     np.testing.assert_allclose(weights, expected, rtol=0, atol=TOLERANCE * how["scale"])
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("n", "n_experts", "top_k", "groups", "sigmoid", "corrected", "renormalize"),
     [  # each size with both values of all three, and each three of them

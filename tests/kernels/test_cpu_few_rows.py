@@ -22,7 +22,7 @@ WHOLE = 131, K  # rows and columns of a weight in one buffer, as other tests of 
 N = 19  # tokens: two blocks of 8, and more than 2 of a third
 EPS = 1e-5
 
-pytestmark = [pytest.mark.parametrize("variant", ["cpu"]), pytest.mark.heavy]
+pytestmark = pytest.mark.parametrize("variant", ["cpu"])
 
 
 def make_weight(device: Device, dtype: str, rows: int, k: int, alternating: bool) -> Weight:
@@ -86,7 +86,6 @@ def test_columns_of_a_single_block(target: Device, dtype: str, k: int) -> None:
     np.testing.assert_array_equal(problem.of_rows(slice(3, 4), 8), together[3:4])
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["q4_0", "bfloat16", "float16"])
 @pytest.mark.parametrize(("epilogue", "norm"), [("add", False), ("swiglu", True)])
 def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogue: str, norm: bool) -> None:
@@ -98,7 +97,6 @@ def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogu
             np.testing.assert_array_equal(problem.of_rows(rows, max_rows), together[rows], err_msg=f"{rows} {max_rows}")
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize(
     ("dtype", "epilogue", "norm"),

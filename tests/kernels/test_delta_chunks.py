@@ -40,7 +40,6 @@ def test_the_twin_of_chunks_is_that_of_tokens(shape: DeltaShape, n: int) -> None
             assert relative_error(one, other) < FLOAT64
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("position", [0, 5])
 @pytest.mark.parametrize(
     ("shape", "n"),

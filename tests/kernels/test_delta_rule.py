@@ -15,7 +15,6 @@ from llmcl.ops.delta_rule import SOFTWARE_SEGMENT, delta_inputs, delta_rule, gat
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.heavy  # in the CPU variant
 TOLERANCE = 2e-6
 STATE_TOLERANCE = 1e-5  # what several hundred tokens add up to
 SLOTS, EPS = 3, 1e-6

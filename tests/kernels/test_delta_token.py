@@ -19,7 +19,6 @@ WIDE = DeltaShape(n_k=2, n_v=6, d_k=256, d_v=80, length=2)
 SHAPES = {"small": SMALL, "grouped": GROUPED, "in turn": IN_TURN, "wide": WIDE}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("shape", "positions"),
     [

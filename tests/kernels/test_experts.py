@@ -48,7 +48,6 @@ N_EXPERTS = 6
 IN_PARTS = 2  # experts in each of as many buffers, which share their programs
 
 small = pytest.mark.oclgrind
-pytestmark = pytest.mark.heavy
 
 
 def prefill_tolerance(device: Device, dtype: str, k: int, max_rows: int = 0) -> float:
@@ -208,7 +207,6 @@ def grouped(device: Device, ids: np.ndarray, rows: int = BLOCK_ROWS) -> tuple[Bu
     return order, blocks, step
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("product", ["gate_up", "down"])
 @pytest.mark.parametrize("dtype", [*DTYPES, *QUANTIZED])
 def test_experts(target: Device, dtype: str, product: str) -> None:
@@ -219,7 +217,7 @@ def test_experts(target: Device, dtype: str, product: str) -> None:
         check_down(target, dtype, k, f)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "n"), [("float32", 3), ("mxfp4", 67)])
 def test_biases_and_a_clamped_gate(target: Device, dtype: str, n: int) -> None:
     """Gates and ups beyond the clamp on both sides."""
@@ -243,7 +241,7 @@ def test_every_token_has_its_experts(target: Device, n: int) -> None:
     check_down(target, "float16", 96, 64, n=n)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("f", "k", "top_k", "in_blocks_alone"), [(144, 96, 3, False), (64, 160, 4, True)])
 def test_several_blocks_of_an_expert(target: Device, f: int, k: int, top_k: int, in_blocks_alone: bool) -> None:
     """Of 300 tokens an expert has 150 or 200 slots: matrix units take two blocks, then others. Tiles are left over."""
@@ -307,7 +305,6 @@ def rounded_rows(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     return ((q + noise) * scale).reshape(shape).astype(np.float32), (q * scale).reshape(shape)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_activations_in_8_bits(target: Device, dtype: str) -> None:
     """Where the device multiplies 8 bits, activations beside quantised weights are rounded, in both kinds of kernel."""
@@ -327,7 +324,7 @@ def test_activations_in_8_bits(target: Device, dtype: str) -> None:
         assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < tolerance
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
 def test_a_row_has_the_same_bits_in_blocks_and_alone(target: Device, dtype: str) -> None:

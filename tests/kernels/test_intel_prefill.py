@@ -54,7 +54,7 @@ def test_tokens(target: Device, dtype: str, n: int) -> None:
     check(target, dtype, n, 131, 80)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @intel
 @pytest.mark.parametrize(("epilogue", "rows"), [("add", 37), ("swiglu", 160), ("geglu", 320)])
 def test_epilogue(target: Device, epilogue: str, rows: int) -> None:
@@ -83,7 +83,7 @@ def test_who_is_not_asked(cl_entry: DeviceEntry) -> None:
     assert matrix_form(dataclasses.replace(xmx(cl_entry), extensions=NEEDED[1:])) == NONE
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_trial_itself(device: Device) -> None:
     """On a driver without matrix units it says no, and of emulated ones yes."""
     if not {*device.entry.extensions}.issuperset(NEEDED[1:]):

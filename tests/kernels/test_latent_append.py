@@ -27,7 +27,6 @@ CAPACITY = 64
 TOLERANCE = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7, "q8_0": 6e-3}
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("interleaved", [True, False])
 @pytest.mark.parametrize(

@@ -20,7 +20,6 @@ PAGE, TABLE = 64, [3, 0, 5, 1, 2, 7, 4, 6, 9, 8]
 SIZES = {"small": (3, 32, 32, 48), "odd": (5, 48, 16, 32), "flash": (20, 512, 64, 256)}
 
 small = pytest.mark.oclgrind
-pytestmark = pytest.mark.heavy
 
 
 def cache_of(device: Device, rows: np.ndarray, dtype: str, capacity: int, *, paged: bool) -> tuple[object, np.ndarray]:
@@ -69,7 +68,6 @@ def check(
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("sizes", "n", "position"),

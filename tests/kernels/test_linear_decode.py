@@ -88,7 +88,6 @@ def test_linear_decode(target: Device, dtype: str, rows: int, k: int) -> None:
     check(target, dtype, rows, k)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("epilogue", "rows"), [("store", 131), ("add", 131), ("swiglu", 160), ("geglu", 160)])
 def test_norm_and_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:

@@ -37,7 +37,7 @@ NORM_TOLERANCE = {"float32": 3e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 FLOAT16_TOLERANCE = 2.0**-10
 EPS = 1e-5
 
-small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+small = pytest.mark.oclgrind
 
 
 def activations(n: int, k: int, seed: int = 0) -> np.ndarray:
@@ -131,16 +131,12 @@ def test_linear_few_rows(target: Device, n: int) -> None:
     check(target, "bfloat16", n, 131, 96)
 
 
-@pytest.mark.matrix
-@heavy
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", *QUANTIZED])
 @pytest.mark.parametrize("n", [5, 64])
 def test_dtypes(target: Device, dtype: str, n: int) -> None:
     check(target, dtype, n, 131, 768)
 
 
-@pytest.mark.matrix
-@heavy
 @pytest.mark.parametrize(("epilogue", "rows"), [("add", 131), ("swiglu", 160), ("geglu", 96)])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q4_0"])
 @pytest.mark.parametrize("n", [3, 16, 27, 64])
@@ -154,13 +150,11 @@ def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> No
     check(target, dtype, 3, rows, 32, epilogue=epilogue)
 
 
-@heavy
 @pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q6_k"])
 def test_norm(target: Device, dtype: str) -> None:
     check(target, dtype, 11, 131, 768, norm=True)
 
 
-@heavy
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q6_k"])
 def test_any_number_of_rows_is_left_over(target: Device, dtype: str) -> None:
@@ -180,14 +174,12 @@ def test_any_number_of_rows_is_left_over(target: Device, dtype: str) -> None:
     assert relative_error(found, expected) < TOLERANCE
 
 
-@heavy
 @pytest.mark.parametrize("dtype", ["bfloat16", "q8_0"])
 def test_exact_activations(target: Device, dtype: str) -> None:
     check(target, dtype, 27, 80, 768, exact=True)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_with_dot_products(device: Device, target: Device, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,19 +189,18 @@ def test_with_dot_products(device: Device, target: Device, dtype: str, monkeypat
     check(target, dtype, 11, 131, 768)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_epilogue_with_dot_products(target: Device) -> None:
     check(target, "q4_0", 3, 128, 768, epilogue="swiglu", tiles_per_part=4)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_epilogue_of_float32_activations_with_dot_products(target: Device) -> None:
     check(target, "q6_k", 3, 131, 512, epilogue="add", exact=True)
 
 
-@heavy
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("bfloat16", "store", 131), ("q4_1", "swiglu", 128)])
 def test_split_weight(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check(target, dtype, 13, rows, 64, epilogue=epilogue, tiles_per_part=4)

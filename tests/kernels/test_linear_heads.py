@@ -17,7 +17,6 @@ from llmcl.runtime.device import Device
 TOLERANCE = 6e-6
 
 small = pytest.mark.oclgrind
-pytestmark = pytest.mark.heavy
 
 
 def check(device: Device, dtype: str, n: int, heads: int, rows: int, k: int, stride: int, per_part: int = 0) -> None:
@@ -41,7 +40,6 @@ def check(device: Device, dtype: str, n: int, heads: int, rows: int, k: int, str
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("n", "heads", "rows", "k", "stride"),
@@ -51,7 +49,6 @@ def test_linear_heads(target: Device, dtype: str, n: int, heads: int, rows: int,
     check(target, dtype, n, heads, rows, k, stride)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q6_k"])
 def test_quantised_matrices(target: Device, dtype: str) -> None:
     check(target, dtype, 6, 3, 32, 256, 288)

@@ -36,7 +36,7 @@ TOLERANCE = {"float32": 2e-6, "float16": 2e-6, "bfloat16": 2e-6}
 ROWS_BY_COLUMNS = {1: 577, 2: 157, 3: 131, 4: 64}
 PORTABLE_TOKENS = 64
 
-small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+small = pytest.mark.oclgrind
 
 
 def check(
@@ -86,13 +86,13 @@ def around(tile: int) -> list[int]:
     return [tile - 1, tile, tile + 1]
 
 
-@pytest.mark.parametrize("columns", [*(pytest.param(columns, marks=heavy) for columns in (1, 2, 3)), 4])
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
 @pytest.mark.parametrize("n", [1, *around(GROUP_TOKENS), *around(PORTABLE_TOKENS), 577])
 def test_linear_prefill(target: Device, columns: int, n: int) -> None:
     check(target, "float16", n, ROWS_BY_COLUMNS[columns], 80)
 
 
-@pytest.mark.parametrize("columns", [*(pytest.param(columns, marks=heavy) for columns in (1, 2, 3)), 4])
+@pytest.mark.parametrize("columns", [1, 2, 3, 4])
 @pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("offset", [-1, 0, 1])
 def test_around_a_register_tile(target: Device, columns: int, tail: bool, offset: int) -> None:
@@ -101,7 +101,6 @@ def test_around_a_register_tile(target: Device, columns: int, tail: bool, offset
     check(target, "float16", own["TILE_TOKENS"] + tail * own["TAIL_TOKENS"] + offset, rows, 80)
 
 
-@heavy
 @pytest.mark.parametrize(
     ("dtype", "epilogue", "rows"),
     [
@@ -134,13 +133,11 @@ def test_few_columns(target: Device, dtype: str, epilogue: str, rows: int) -> No
     check(target, dtype, 3, rows, 32, epilogue=epilogue)
 
 
-@heavy
 @pytest.mark.parametrize("n", [*around(BF16_TILE_TOKENS[1]), *around(PACKED_GROUP_TOKENS)])
 def test_bfloat16_dot_products(target: Device, n: int) -> None:
     check(target, "bfloat16", n, 131, 576)
 
 
-@heavy
 def test_bfloat16_norm(target: Device) -> None:
     """Rows may round the other way where the twin's norm differs in its last bit."""
     if not target.is_cpu or not bf16_dot_form(target):
@@ -148,20 +145,17 @@ def test_bfloat16_norm(target: Device) -> None:
     check(target, "bfloat16", 50, 131, 576, norm=True)
 
 
-@heavy
 def test_bfloat16_with_exact_activations(target: Device) -> None:
     if target.entry.ptx_arch >= 80:
         pytest.skip("the NVIDIA variant always rounds")
     check(target, "bfloat16", 50, 157, 80, exact=True)
 
 
-@heavy
 @pytest.mark.parametrize("rows", [1, 15])
 def test_few_rows(target: Device, rows: int) -> None:
     check(target, "bfloat16", 5, rows, 16)
 
 
-@heavy
 @pytest.mark.parametrize(("epilogue", "rows"), [("store", 131), ("swiglu", 160)])
 def test_split_weight(target: Device, epilogue: str, rows: int) -> None:
     check(target, "float32", 50, rows, 48, epilogue=epilogue, tiles_per_part=4)

@@ -144,8 +144,6 @@ def check_prefill(
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
 
 
-@pytest.mark.matrix
-@pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
@@ -153,7 +151,6 @@ def test_decode(target: Device, dtype: str, exact: bool) -> None:
     check_decode(target, dtype, 131, 768, exact=exact)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("dtype", "exact"),
     [
@@ -167,7 +164,7 @@ def test_decode_with_dot_products(target: Device, dtype: str, exact: bool) -> No
     check_decode(target, dtype, 131, 768, exact=exact)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_what_dot_products_make_of_no_number(target: Device) -> None:
     for wrong in (np.nan, np.inf):
@@ -190,7 +187,7 @@ def test_decode_where_columns_do_not_fit_into_local_memory(target: Device) -> No
     assert relative_error(read_guarded(target, out, np.float32, (32,)), expected) < TOLERANCE
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q8_0", "add", 37), ("q4_k", "swiglu", 96)])
 @pytest.mark.parametrize("variant", ["portable-int8"])
 def test_decode_norm_and_epilogue_with_dot_products(target: Device, dtype: str, epilogue: str, rows: int) -> None:
@@ -213,14 +210,12 @@ def test_decode_sizes_on_nvidia(target: Device, k: int) -> None:
         check_decode(target, "q4_0", rows, k, epilogue=epilogue, norm=epilogue != "add")
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q8_0", "add", 37), ("q4_1", "swiglu", 96)])
 def test_decode_norm_and_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check_decode(target, dtype, rows, 512, epilogue=epilogue, norm=True)
     check_decode(target, dtype, rows, 512, epilogue=epilogue, norm=True, exact=True)
 
 
-@pytest.mark.heavy
 def test_decode_of_a_split_weight(target: Device) -> None:
     check_decode(target, "q6_k", 128, 256, epilogue="swiglu", tiles_per_part=2)
 
@@ -230,8 +225,6 @@ def test_decode_of_few_columns(target: Device) -> None:
     check_decode(target, "q4_0", 21, 32, norm=True)
 
 
-@pytest.mark.matrix
-@pytest.mark.heavy
 @pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
@@ -245,19 +238,16 @@ def test_prefill_on_nvidia(target: Device, dtype: str) -> None:
     check_prefill(target, dtype, 133, 160, 768, epilogue="swiglu")
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("n", [1, 11, 12, PACKED_GROUP_TOKENS, PACKED_GROUP_TOKENS + 1])
 def test_prefill_lengths(target: Device, n: int) -> None:
     check_prefill(target, "q4_0", n, 37, 96)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(("dtype", "epilogue", "rows"), [("q4_1", "add", 37), ("q8_0", "swiglu", 160)])
 def test_prefill_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check_prefill(target, dtype, 29, rows, 256, epilogue=epilogue)
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("dtype", ["q4_1", "q6_k"])
 def test_prefill_norm(target: Device, dtype: str) -> None:
     if not target.is_cpu or not dot_form(target):
@@ -270,8 +260,7 @@ def test_prefill_of_few_columns(target: Device) -> None:
     check_prefill(target, "q8_0", 3, 21, 32)
 
 
-@pytest.mark.full
-@pytest.mark.heavy
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["cpu"])
 @pytest.mark.parametrize(
     ("dtypes", "epilogue", "tiles_per_part"),

@@ -28,7 +28,6 @@ def computed_kl(device: Device, other: np.ndarray, logits: np.ndarray) -> np.nda
     return read_guarded(device, out, np.float32, (n, 2))
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("n", [1, 9])
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_log_likelihood(target: Device, n: int, vocab: int) -> None:
@@ -51,7 +50,6 @@ def check_kl(device: Device, vocab: int, tolerance: float = TOLERANCE) -> None:
     np.testing.assert_allclose(actual, reference.kl_divergence(other, logits), atol=tolerance, rtol=1e-6)
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 def test_kl_divergence(target: Device, vocab: int) -> None:
     check_kl(target, vocab)

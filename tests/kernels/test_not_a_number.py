@@ -17,8 +17,6 @@ CAPACITY = 64
 AT = 5  # the dimension
 
 pytestmark = [
-    pytest.mark.heavy,
-    pytest.mark.matrix,
     pytest.mark.parametrize("operand", ["query", "key", "value"]),
     pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "q8_0"]),
 ]

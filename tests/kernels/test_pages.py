@@ -26,7 +26,6 @@ HEADS = (4, 2, 32)  # of most small models, whose programs these are then
 TABLE = [7, 2, 11, 0, 5]  # of CAPACITY / PAGE pages in a pool of POOL
 
 small = pytest.mark.oclgrind
-pytestmark = pytest.mark.heavy  # attention in the CPU variant
 
 
 def state_at(device: Device, position: int, n_tokens: int, table: list[int]) -> StepState:
@@ -73,7 +72,6 @@ def outputs(
     )
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     ("position", "n"),

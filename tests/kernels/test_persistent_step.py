@@ -74,12 +74,12 @@ def test_attention_alone(cpu: Device) -> None:
             assert check.run(cpu) < trials.tolerance(check.variant, check.dtype)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_small_model_has_the_bits_of_separate_launches(small: LLM) -> None:
     compare(small, 20, 8)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_script_times_both_and_leaves_the_model(small: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare_launches, "ROUNDS", 2)
     monkeypatch.setattr(compare_launches, "STEPS", 3)
@@ -128,7 +128,7 @@ def compare(llm: LLM, n_prompt: int, n_steps: int) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["float16 with mods", *(pytest.param(name, marks=pytest.mark.full) for name in ("latents", "q4_k in pages"))],
+    ["float16 with mods", *(pytest.param(name, marks=pytest.mark.slow) for name in ("latents", "q4_k in pages"))],
 )
 def test_has_the_bits_of_separate_launches(
     cpu: Device, default_device: Device, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -141,14 +141,14 @@ def test_has_the_bits_of_separate_launches(
     compare(llmcl.load(str(folder), device=cpu, max_context=192, **options), 60, 16)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_has_the_bits_of_separate_launches_with_the_demo_model(cpu: Device, default_device: Device) -> None:
     if cpu.entry.index != default_device.entry.index:
         pytest.skip("small models of several types do on the other devices")
     compare(llmcl.load("smollm2", device=cpu, max_context=128), 70, 6)  # its matrices are of several types
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_several_rows_have_the_bits_of_separate_launches(small: LLM) -> None:
     """The work-groups of a launch depend on the rows of the step."""
 
@@ -180,7 +180,7 @@ def test_a_driver_that_cannot_compile_it_has_separate_launches(small: LLM, monke
     assert len(other.decode_launches) > 1
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_first_start_reports_what_it_compiles(
     cpu: Device, tmp_path: Path, empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -285,7 +285,7 @@ inline bool still_own_later(volatile __global uint* own, const uint word) {
 """
 
 
-@pytest.fixture(params=["dense", pytest.param("experts", marks=pytest.mark.full)])
+@pytest.fixture(params=["dense", pytest.param("experts", marks=pytest.mark.slow)])
 def any_small(
     request: pytest.FixtureRequest, cpu: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[LLM]:

@@ -25,17 +25,16 @@ from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.ops.attention import attention_decode, attention_prefill, prefill_dtype, rope_append
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.heavy  # attention in the CPU variant
 EXACT, ROUNDED = 5e-6, 2e-3
 CAPACITY, PAGE = 192, 64
 TABLE = [4, 0, 3]  # of CAPACITY / PAGE pages in a pool of 5
 WINDOW, CAP = 70, 3.0
 
-small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+small = pytest.mark.oclgrind
 CASES = [  # heads; whether queries stay exact where the device would round them
     ((3, 3, 32), False),
     ((9, 3, 64), True),
-    pytest.param((8, 1, 128), False, marks=[heavy, pytest.mark.full]),
+    pytest.param((8, 1, 128), False, marks=pytest.mark.slow),
 ]
 
 
@@ -179,8 +178,7 @@ def test_few_tokens(target: Device, position: int, n: int) -> None:
     outputs(target, (3, 3, 32), position, n, exact=False)
 
 
-@pytest.mark.full
-@pytest.mark.matrix
+@pytest.mark.slow
 @pytest.mark.parametrize(("position", "n"), [(130, 1), (100, 37)])
 def test_rules_and_pages(target: Device, position: int, n: int) -> None:
     """A window that hides whole tiles, a soft cap, and pages: the same bits as without pages."""

@@ -47,7 +47,7 @@ from llmcl.runtime.device import Device
 PAGE, POOL, PLACES, ENTRIES = 64, 24, 6, 12
 TOLERANCE, ROUNDED = 5e-6, 2e-2  # the second where a CPU rounds queries, keys and values to bfloat16
 ROPE_TOLERANCE = 1e-6
-small, heavy = pytest.mark.oclgrind, pytest.mark.heavy
+small = pytest.mark.oclgrind
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,6 @@ def check(
         first += text.n
 
 
-@heavy
-@pytest.mark.matrix
 @pytest.mark.parametrize("heads", [(3, 3, 32), (9, 3, 64)])
 @pytest.mark.parametrize(("n_decoding", "texts"), STEPS)
 def test_chunks_attend_to_their_own_sequence(
@@ -175,8 +173,6 @@ def test_chunks_attend_to_their_own_sequence(
     check(target, "float32", heads, n_decoding, texts)
 
 
-@heavy
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("dtype", "heads", "exact"),
     [("float16", (9, 3, 64), True), ("float16", (4, 2, 32), False), ("bfloat16", (8, 1, 128), False)],
@@ -185,7 +181,6 @@ def test_reduced_cache(target: Device, dtype: str, heads: tuple[int, int, int], 
     check(target, dtype, heads, 3, [Text(5, 3, 1), Text(1, 0, 300), Text(3, 63, 2), Text(0, 577, 33)], exact=exact)
 
 
-@heavy
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_rules(target: Device, dtype: str) -> None:
     """A window that hides whole tiles and parts of others, and a soft cap."""

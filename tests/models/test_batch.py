@@ -22,7 +22,7 @@ from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
@@ -105,8 +105,6 @@ def no_places_taken(request: pytest.FixtureRequest) -> Iterator[None]:
             batch.cache.truncate(sequence, 0)
 
 
-@pytest.mark.matrix
-@pytest.mark.usefixtures("separate_launches")  # of which test_persistent_step.py shows that they give the same bits
 @pytest.mark.parametrize("name", model_configs())
 def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]
@@ -121,14 +119,12 @@ def test_rows_have_the_logits_of_each_sequence_alone(name: str, load_folder: Cal
         assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
 
 
-@pytest.mark.each_device
-@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("dtype", "kv_dtype"),
     [
         ("float32", "float32"),
-        pytest.param("bfloat16", "float16", marks=pytest.mark.full),
-        pytest.param("q4_0", "q8_0", marks=pytest.mark.full),
+        pytest.param("bfloat16", "float16", marks=pytest.mark.slow),
+        pytest.param("q4_0", "q8_0", marks=pytest.mark.slow),
     ],
 )
 def test_on_every_device(device: Device, shape: str, dtype: str, kv_dtype: str) -> None:
@@ -314,7 +310,7 @@ def test_prompts_longer_than_a_step(llm: LLM) -> None:
         batch.step(sequences[:1], [PromptChunk(sequences[1], [5] * 32)])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
     config = model_configs()["gqa3_dim64_untied"]
     folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
@@ -334,8 +330,8 @@ def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
             assert relative_error(row, llm.logits(sequence.token_ids)[-1]) <= 5 * SAME
 
 
-@pytest.mark.full
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.as_gpu)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_mods_are_called_with_the_place(kind: str, default_device: Device, tmp_path: Path) -> None:
     """In a prompt, beside others, and alone: as a model whose functions have that number in place of b."""
     entry = replace(default_device.entry, kind=kind)

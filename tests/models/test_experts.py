@@ -64,7 +64,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_folder(tmp_path_factory.mktemp("qwen3_moe"), QWEN3_MOE, WEIGHTS)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("quantize", ["q8_0", "q4_0"])
 def test_experts_are_quantised_and_routers_are_not(quantize: str, default_device: Any, folder: Path) -> None:
     options: dict[str, Any] = {"device": default_device, "max_context": 64, "kv_dtype": "float32"}
@@ -98,7 +98,7 @@ def test_a_step_reads_the_chosen_experts_alone(default_device: Any, folder: Path
             assert len(llm.model.decode_launches) == 1
 
 
-@pytest.mark.parametrize("max_sequences", [pytest.param(3, marks=pytest.mark.full), 5])
+@pytest.mark.parametrize("max_sequences", [pytest.param(3, marks=pytest.mark.slow), 5])
 def test_rows_of_several_sequences(max_sequences: int, default_device: Any, folder: Path) -> None:
     """Each has the logits that it has alone: with few rows token by token, with more in blocks."""
     prompts = [IDS, IDS[3:5], IDS[::-1]]
@@ -118,7 +118,7 @@ def test_rows_of_several_sequences(max_sequences: int, default_device: Any, fold
             assert relative_error(row, reference.forward(QWEN3_MOE, WEIGHTS, ids)[-1]) < 1e-4
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path: Path, separate_launches: None) -> None:
     """Of 8 rows with 2 of 16 experts each most have theirs alone: blocks where they are no slower than pairs."""
     settings = [LayerSettings(experts=ExpertSettings(16, 2, 32))]
@@ -141,7 +141,7 @@ def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path:
         assert relative_error(row, reference.forward(config, stored, text)[-1]) < 3e-2
 
 
-@pytest.mark.parametrize("quantize", [None, pytest.param("q8_0", marks=pytest.mark.full)])
+@pytest.mark.parametrize("quantize", [None, pytest.param("q8_0", marks=pytest.mark.slow)])
 def test_the_forecast_is_what_loading_takes(
     quantize: str | None, default_device: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,7 +168,7 @@ def test_the_forecast_is_what_loading_takes(
         assert (packed > 0) == (quantize is not None and has_packed)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_random_weights_of_experts(default_device: Any, tmp_path: Path) -> None:
     shape = {"model_type": "qwen3_moe", "hidden_size": 64, "intermediate_size": 96, "moe_intermediate_size": 32}
     shape |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32}

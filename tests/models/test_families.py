@@ -41,11 +41,10 @@ from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.runtime.device import Device
 from llmcl.tokenizer.chat_template import render
 
-pytestmark = pytest.mark.separate_launches("quick")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4
-full = pytest.mark.full
+slow = pytest.mark.slow
 ALL = FAMILIES | FURTHER
 
 
@@ -98,15 +97,13 @@ heads of a layer's own. Each is compiled for one case alone.
 def cases(names: Iterable[str], *, both: bool) -> list[Any]:
     """A name with its kinds of kernels; of the first shape of an architecture, if `both`, a CPU's and a GPU's.
 
-    All but MOST are of the full run. The kind that KIND leaves out of FAMILIES is in neither.
+    All but MOST are slow.
     """
     found = []
     for name in names:
         kinds = (KIND[name],) if name in KIND else ("cpu", "gpu") if both else ("as it is",)
-        left = ("gpu" if kinds[0] == "as it is" else "cpu",) if both and name in KIND and name in FAMILIES else ()
-        for kind in (*kinds, *left):
-            marks = [pytest.mark.as_gpu] * (kind == "gpu") + [full] * (name != MOST)
-            marks += [pytest.mark.exhaustive] * (kind in left)
+        for kind in kinds:
+            marks = [slow] * (kind == "gpu" or name != MOST)
             found.append(pytest.param(name, kind, marks=marks, id=f"{name}-{kind}"))
     return found
 
@@ -185,7 +182,7 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, ki
         answers_as(model, llm, ids[:33])
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3_text", "ministral3"])
 def test_the_text_part_of_a_model_with_images(name: str, default_device: Device, tmp_path: Path) -> None:
     """As transformers writes such a model, and under the names of a later version."""
@@ -223,7 +220,7 @@ def test_the_text_part_of_a_model_with_images(name: str, default_device: Device,
         assert relative_error(llm.logits(ids), expected) < BOUND
 
 
-@full
+@slow
 @pytest.mark.parametrize("kind", ["Qwen3_5", "Qwen3_5Moe"])
 def test_the_text_part_of_qwen35_alone_is_read(kind: str, default_device: Device, tmp_path: Path) -> None:
     """As Qwen publishes it: text under a prefix, beside it a tower for images and layers that draft tokens. The
@@ -258,7 +255,7 @@ def test_a_folder_is_not_made_of_a_model_whose_tensors_llmcl_renames(tmp_path: P
         convert(str(folder), tmp_path / "new", dtype="bfloat16")
 
 
-@full
+@slow
 def test_pages_hold_what_a_contiguous_cache_does(default_device: Device, tmp_path: Path) -> None:
     config = FAMILIES["gemma2"]
     folder = str(save_folder(tmp_path / "model", config, random_weights(config, seed=1)))
@@ -271,7 +268,7 @@ def test_pages_hold_what_a_contiguous_cache_does(default_device: Device, tmp_pat
     assert relative_error(logits[1], logits[0]) < 2e-5
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[full] * (name not in FIRST.values())) for name in ALL])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name not in FIRST.values())) for name in ALL])
 def test_the_twin_computes_what_transformers_does(name: str) -> None:
     config = ALL[name]
     weights = random_weights(config, seed=2)
@@ -283,7 +280,7 @@ def has_window(block: Any) -> bool:
     return getattr(block, "window", None) is not None
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[full] * (name != MOST)) for name in FAMILIES])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name != MOST)) for name in FAMILIES])
 def test_every_part_of_a_family_shows(name: str) -> None:
     """A text on which leaving a part out changes nothing would not show that llmcl has it."""
     config = FAMILIES[name]

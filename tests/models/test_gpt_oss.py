@@ -33,7 +33,6 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
-pytestmark = pytest.mark.separate_launches("quick")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4
@@ -122,9 +121,9 @@ def chosen_by(model: Any, ids: list[int]) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    "name", ["few", *(pytest.param(name, marks=pytest.mark.full) for name in CONFIGS if name != "few")]
+    "name", ["few", *(pytest.param(name, marks=pytest.mark.slow) for name in CONFIGS if name != "few")]
 )
-@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.full), "gguf"])
+@pytest.mark.parametrize("kind", [pytest.param("folder", marks=pytest.mark.slow), "gguf"])
 def test_experts_in_mxfp4_compute_what_transformers_does(
     name: str, kind: str, default_device: Any, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
@@ -213,7 +212,7 @@ def test_tensors_of_another_shape_are_named(tensor: str, change: Any, message: s
         open_checkpoint(str(folder))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_random_weights_have_experts_in_mxfp4_alone(default_device: Any, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     shape = transformers_class(CONFIGS["few"]).config.to_dict() | {"dtype": "bfloat16"}

@@ -30,7 +30,7 @@ print(max(peak, anonymous_bytes()) - llm.model.weights.decode_bytes())
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
 def test_loading_holds_little_more_than_a_tensor() -> None:
     result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
@@ -67,7 +67,7 @@ print(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
 """
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads /proc, which only Linux has")
 def test_a_generation_takes_little_more_memory_than_its_file(tmp_path: Path) -> None:
     """The largest resident size of the process, beyond what the driver takes for any program."""

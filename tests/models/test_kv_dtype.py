@@ -21,7 +21,7 @@ from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
 from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches("quick")
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 CONFIG = small_config()
@@ -43,7 +43,7 @@ def test_the_twin_of_the_format_is_that_of_weights() -> None:
 
 
 # As a GPU the same device gets the portable kernels.
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.full)])
+@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
 def test_a_model_with_a_rounded_cache_is_its_twin(tmp_path: Path, default_device: Device, kind: str) -> None:
     weights = random_weights(CONFIG, seed=3)
     folder = save_folder(tmp_path / "model", CONFIG, weights)
@@ -62,7 +62,7 @@ def test_a_model_with_a_rounded_cache_is_its_twin(tmp_path: Path, default_device
     assert relative_error(decoded, twin[-1]) < 2e-3
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_demo_model_is_as_good_as_with_float16(smollm2: LLM) -> None:
     ids = smollm2.encode(TEXT, raw=True)
     with llmcl.load(

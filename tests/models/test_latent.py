@@ -34,7 +34,7 @@ from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.stack import why_separate
 from llmcl.ops.sample import SamplingParams
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 CONFIG = FAMILIES["glm4_moe_lite"]
@@ -167,7 +167,7 @@ def test_numbers_that_are_not_finite_are_found_in_the_cache(llm: LLM) -> None:
     decoded(llm, 80)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("kv_dtype", ["bfloat16", "q8_0"])
 def test_a_rounded_cache(folder: str, kv_dtype: str, default_device: Any, tmp_path: Path) -> None:
     config, weights = CONFIG, WEIGHTS
@@ -182,7 +182,7 @@ def test_a_rounded_cache(folder: str, kv_dtype: str, default_device: Any, tmp_pa
         assert relative_error(decoded(llm, 70), twin[-1]) < 4e-3
 
 
-@pytest.mark.parametrize("page_tokens", [pytest.param(None, marks=pytest.mark.full), 64])
+@pytest.mark.parametrize("page_tokens", [pytest.param(None, marks=pytest.mark.slow), 64])
 def test_rows_of_several_sequences(page_tokens: int | None, folder: str, default_device: Any) -> None:
     """Prompts beside rows that decode, and rows of one token each: as each is by itself."""
     prompts = [IDS[:70], IDS[3:5], IDS[40:]]
@@ -203,7 +203,7 @@ def test_rows_of_several_sequences(page_tokens: int | None, folder: str, default
         assert ids == alone
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_an_engine_reads_prompts_beside_answers(folder: str, default_device: Any) -> None:
     options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True}
     prompts = [IDS[:50], IDS[10:75], IDS[2:9], IDS[:60]]
@@ -213,7 +213,7 @@ def test_an_engine_reads_prompts_beside_answers(folder: str, default_device: Any
             assert [answer.token_ids for answer in engine.generate(prompts, **options)] == alone
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_drafts_are_verified(folder: str, default_device: Any) -> None:
     prompt = IDS[:20] * 3
     options: dict[str, Any] = {"device": default_device, "dtype": "float32", "max_context": 128}
@@ -303,7 +303,7 @@ def test_joined_heads_of_another_shape_are_named(folder: str, tmp_path: Path) ->
         open_checkpoint(str(tmp_path))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_random_weights_of_a_shape(tmp_path: Path, default_device: Any) -> None:
     shape = FLASH | {"num_hidden_layers": 2, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4}
     shape |= {"vocab_size": 131, "n_routed_experts": 4, "moe_intermediate_size": 32, "q_lora_rank": None}

@@ -64,11 +64,11 @@ Photosynthesis turns carbon dioxide and water into sugar and oxygen: 6 CO2 + 6 H
 place in the chloroplasts, whose green pigment absorbs red and blue light.
 """
 
-full = pytest.mark.full
+slow = pytest.mark.slow
 QUESTIONS = [
     "Why is the sky blue?",
-    pytest.param("Write a haiku about the sea.", marks=full),
-    pytest.param("Write a Python function that reverses a string.", marks=full),
+    pytest.param("Write a haiku about the sea.", marks=slow),
+    pytest.param("Write a Python function that reverses a string.", marks=slow),
 ]
 
 
@@ -94,7 +94,6 @@ def random_ids(n: int, vocab_size: int = 131) -> list[int]:
     return [int(i) for i in np.random.default_rng(n).integers(0, vocab_size, n)]
 
 
-@pytest.mark.matrix
 @pytest.mark.parametrize("name", model_configs())
 def test_random_models_agree_with_transformers(name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]
@@ -129,8 +128,8 @@ def test_log_probabilities_agree_with_transformers(load_folder: Callable[..., LL
         assert [value for _, value in found.top] == pytest.approx(best.values[i].tolist(), abs=1e-3)
 
 
-@pytest.mark.parametrize("name", ["gqa3_dim64_untied", pytest.param("gqa8_dim128_llama3_tied", marks=full)])
-@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=full)])
+@pytest.mark.parametrize("name", ["gqa3_dim64_untied", pytest.param("gqa8_dim128_llama3_tied", marks=slow)])
+@pytest.mark.parametrize("dtype", ["bfloat16", pytest.param("float16", marks=slow)])
 def test_weights_are_exactly_those_of_the_file(dtype: str, name: str, load_folder: Callable[..., LLM]) -> None:
     config = model_configs()[name]
     weights = random_weights(config, seed=2)
@@ -192,7 +191,7 @@ def longer(default_device: Device) -> Iterator[LLM]:
         yield llm
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("context", [5, 16, 40])
 def test_a_context_of_few_tokens_is_read_with_the_products_of_few_rows(
     context: int, longer: LLM, default_device: Device
@@ -313,7 +312,7 @@ def test_greedy_answers_are_those_of_transformers(question: str, smollm2: LLM, d
     assert answer.token_ids == choices.tolist()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "kv_dtype"), TOLERANCES)
 def test_smaller_dtypes_cost_what_is_documented(
     dtype: str,

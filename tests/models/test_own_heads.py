@@ -15,13 +15,13 @@ import llmcl
 from llmcl.models.batch import PromptChunk, make_batch
 from llmcl.ops.sample import SamplingParams
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 1e-4  # two orders of summation, both in float32
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma4_text-given", "gemma4_text-experts"])
 def test_prompts_beside_rows_that_decode(name: str, default_device: Any, tmp_path: Path) -> None:
     config = FAMILIES[name]

@@ -20,7 +20,7 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState, Step
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SHAPE = {**TINY_SHAPE, "max_position_embeddings": 2048}
@@ -31,7 +31,7 @@ PAGE, PAGES = 64, 16
 
 @pytest.fixture(
     scope="module",
-    params=["as it is", *(pytest.param(how, marks=pytest.mark.full) for how in ("as a GPU", "in 8 bits"))],
+    params=["as it is", *(pytest.param(how, marks=pytest.mark.slow) for how in ("as a GPU", "in 8 bits"))],
 )
 def pair(
     request: pytest.FixtureRequest, default_device: Device, tmp_path_factory: pytest.TempPathFactory
@@ -87,7 +87,6 @@ def expected(llm: LLM, *parts: tuple[list[int], bool]) -> np.ndarray:
     return logits
 
 
-@pytest.mark.matrix
 def test_logits_are_those_of_a_contiguous_cache(pair: tuple[LLM, LLM], cache: PagedKVCache) -> None:
     contiguous, paged = pair
     ids = random_ids(700)
@@ -313,7 +312,7 @@ def test_sizes_that_make_no_sense() -> None:
             llmcl.load_random("smollm2-135m", **options)  # type: ignore[arg-type]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_conversations_on_the_demo_model(smollm2: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each conversation keeps its place: a turn prefills only what is new and answers the same."""
     system = {"system_prompt": "You are a pirate. Answer in one short sentence."}

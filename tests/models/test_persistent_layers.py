@@ -375,11 +375,11 @@ def recorded(
     ("name", "dtype"),
     [
         *(
-            pytest.param(name, "bfloat16", marks=[pytest.mark.full] * ("-" in name))
+            pytest.param(name, "bfloat16", marks=[pytest.mark.slow] * ("-" in name))
             for name in FAMILIES
             if name not in EXPERTS
         ),
-        *(pytest.param(name, "q4_0", marks=pytest.mark.full) for name in FAMILIES if name not in EXPERTS),
+        *(pytest.param(name, "q4_0", marks=pytest.mark.slow) for name in FAMILIES if name not in EXPERTS),
         *EXPERT_CASES,
     ],
 )
@@ -481,7 +481,7 @@ def test_layers_that_are_separate_for_one_reason_are_named_together(tmp_path: Pa
     assert why_separate(model.layers, model.decode_ops) == f"layers 0 to 3: {reason}"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As many neighbours as a launch can have are one; of the others the reason is said."""
     shape = {**TINY_SHAPE, "num_hidden_layers": 6}

@@ -22,7 +22,7 @@ from llmcl.errors import UsageError
 from llmcl.models.prefix_file import MAGIC, PrefixFileError
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 LIMIT = 1 << 30

@@ -14,7 +14,7 @@ from late_kernels import compile_when_used
 import llmcl
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4
@@ -146,7 +146,7 @@ QUICK = (
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.full]) for name in CONFIGS]
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CONFIGS]
 )
 def test_published_settings_are_computed_as_transformers_does(
     name: str, default_device: Device, tmp_path: Path

@@ -69,7 +69,7 @@ def mixed_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     path.unlink()
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_native_formats_keep_the_perplexity(mixed_file: Path, default_device: Device) -> None:
     def measured(**options: Any) -> float:
         with llmcl.load(str(mixed_file), device=default_device.entry.index, max_context=WINDOW, **options) as llm:

@@ -21,7 +21,7 @@ from llmcl.models.weights import random_types
 from llmcl.progress import Progress
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 
@@ -50,7 +50,7 @@ def test_random_weights_of_a_config_file(default_device: Device, tmp_path: Path)
             assert not np.allclose(other.logits([1, 2, 3]), logits)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["q4_0", "q6_k"])
 def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype: str) -> None:
     file = tmp_path / "config.json"
@@ -77,7 +77,7 @@ def test_random_quantized_weights(default_device: Device, tmp_path: Path, dtype:
         llmcl.load_random(str(file), device=default_device.entry.index, dtype="q9_0")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_random_weights_of_a_mix(default_device: Device, tmp_path: Path) -> None:
     """Layer 0 of 2 has 4 bits in all products, layer 1 other values and another down projection."""
     file = tmp_path / "config.json"

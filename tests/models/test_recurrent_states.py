@@ -28,7 +28,6 @@ from llmcl.models.weights import random_types
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches("quick")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
@@ -76,7 +75,7 @@ def shape(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return str(path)
 
 
-@pytest.fixture(scope="module", params=["contiguous", pytest.param("pages", marks=pytest.mark.full)])
+@pytest.fixture(scope="module", params=["contiguous", pytest.param("pages", marks=pytest.mark.slow)])
 def llm(request: pytest.FixtureRequest, shape: str, default_device: Device) -> Iterator[LLM]:
     options: dict[str, Any] = {"kv_page_tokens": PAGE, "kv_pages": 40} if request.param == "pages" else {}
     device = default_device.entry.index
@@ -126,7 +125,7 @@ def test_a_state_is_copied_to_the_slot_beside_it(device: Device) -> None:
     np.testing.assert_array_equal(device.read(buffer, np.float32, (3, 32)), [values[:32]] * 3)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_text_that_is_cut_goes_back_to_a_snapshot(llm: LLM) -> None:
     text, cache = ids(200, 1), llm.model.cache
     sequence = cache.sequence()

@@ -131,8 +131,8 @@ def test_sample_threshold_ties_and_edges() -> None:
     ("temperature", "top_k", "top_p", "min_p"),
     [
         (1.0, 0, 1.0, 0.0),
-        pytest.param(0.5, 0, 1.0, 0.0, marks=pytest.mark.full),
-        pytest.param(1.7, 0, 1.0, 0.0, marks=pytest.mark.full),
+        pytest.param(0.5, 0, 1.0, 0.0, marks=pytest.mark.slow),
+        pytest.param(1.7, 0, 1.0, 0.0, marks=pytest.mark.slow),
         (1.0, 8, 1.0, 0.0),
         (0.8, 0, 0.8, 0.0),
         (1.2, 0, 1.0, 0.15),

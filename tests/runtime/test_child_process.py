@@ -92,7 +92,7 @@ COMMANDS = [
     "devices",
     "generate -m smollm2 -p Hi -n 2 --regex [ab]+",
     *(
-        pytest.param(words, marks=pytest.mark.full)
+        pytest.param(words, marks=pytest.mark.slow)
         for words in (
             "models",
             "devices --format json",

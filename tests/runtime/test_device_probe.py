@@ -163,7 +163,7 @@ def test_the_command_line_says_what_is_wrong_and_what_to_do(
     assert "unusable its driver cannot compile a small kernel" in text and remedy in text
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("required", ["", "voodoo"])
 def test_tests_leave_out_a_device_that_does_not_work_and_name_it(default_entry: DeviceEntry, required: str) -> None:
     done = subprocess.run(

@@ -311,7 +311,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     assert not list(temporary.iterdir())
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @needs_pip_intel
 def test_processes_that_start_at_once_do_not_disturb_each_other(tmp_path: Path) -> None:
     command = [sys.executable, "-c", LIST_PLATFORMS]

@@ -73,7 +73,7 @@ def test_in_mid_answer_python_forks_and_ends(cl_entry: DeviceEntry, shape: str) 
     assert done.stdout.count("ended with 0") == 3 and "parent goes on 3" in done.stdout, done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_closed_model_leaves_nothing_behind(default_device: Device, shape: str) -> None:
     """Neither the device, even without a collector, nor memory: each round left 20 MiB and more."""
 

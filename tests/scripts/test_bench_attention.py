@@ -14,7 +14,7 @@ from programs import Run, run_script
 from llmcl.runtime.device import Device
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_tables_in_every_format(default_device: Device, run_here: Run, tmp_path: Path) -> None:
     files = [tmp_path / f"out.{kind}" for kind in ("md", "csv", "json")]
     outputs = [
@@ -35,7 +35,7 @@ def test_tables_in_every_format(default_device: Device, run_here: Run, tmp_path:
     assert {(c["table"], c["column"]) for c in cells} >= {("1", "ms a layer"), ("4", "ratio")}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_result_for_the_charts(
     default_device: Device, run_here: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,7 +93,7 @@ def test_a_wrong_result_is_no_figure() -> None:
             check("wrong", contestant(wrong), right)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_example_changes_the_answers_of_the_demo_model(default_device: Device) -> None:
     done = run_script("examples/custom_attention.py", "--device", str(default_device.entry.index), "-n", "16")
     assert done.returncode == 0, done.stderr

@@ -53,7 +53,7 @@ def plan(**changes: Any) -> Any:
     return gpu.Plan(**{"tests": tests, "rounds": 1, "device": None, "on_cpu": True, "limit_s": 60.0} | changes)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_whole_run(tmp_path: Path, shape: Path, default_device: Device) -> None:
     if not default_device.is_cpu:
         pytest.skip("its PyTorch runs on a CPU")
@@ -78,7 +78,7 @@ def test_a_whole_run(tmp_path: Path, shape: Path, default_device: Device) -> Non
     assert "| PyTorch eager" in done.stdout and "streaming read" in done.stdout
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_contestant_that_fails_ends_nothing_else(tmp_path: Path, shape: Path) -> None:
     failing = llama_bench(tmp_path / "llama-bench", "#!/bin/sh\necho no GPU here >&2; exit 3\n")
     one = gpu.make_shapes([str(shape)], [], plan(contestants=(gpu.OURS, gpu.EAGER, gpu.LLAMA), llama_bench=failing))[0]
@@ -104,7 +104,7 @@ def test_a_contestant_that_hangs_is_stopped(tmp_path: Path) -> None:
     assert child._process.returncode is not None
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_compiled_step_decodes_what_the_eager_one_does() -> None:
     torch = pytest.importorskip("torch")
     ids = {}

@@ -83,7 +83,7 @@ def test_what_is_scored_and_how_a_failure_is_told() -> None:
     assert about == {"version": "stand-in"} and failed == {"error": "ValueError: no"}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_llmcl_answers_in_a_process_of_its_own(
     tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,7 +159,7 @@ def test_tables_show_each_measurement_and_each_target() -> None:
     assert "d4096" not in text  # not measured
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_quality_is_that_of_each_contestant_against_the_widened_weights(
     tmp_path: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

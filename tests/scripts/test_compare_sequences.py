@@ -36,7 +36,7 @@ def test_turns_and_ratios() -> None:
     assert last == ["10", "4", "2", "6.0", "4.0", "5.0", "1.25x (0.50 - 2.00)"]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_llmcl_computes_several_sequences(tmp_path: Any, default_device: Device) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE))

@@ -12,10 +12,10 @@ from programs import TINY_SHAPE, Run
 
 from llmcl.runtime.device import Device
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_drafts_are_right_as_often_as_is_set(
     dtype: str,

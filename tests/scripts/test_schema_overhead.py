@@ -15,7 +15,7 @@ import llmcl
 from llmcl.runtime.device import Device
 from llmcl.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 VOCAB = 4000
 
@@ -25,7 +25,7 @@ def vocabulary() -> Tokenizer:
     return made_tokenizer(VOCAB)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_vocabulary_is_whole(vocabulary: Tokenizer) -> None:
     assert vocabulary.n_vocab == VOCAB and not vocabulary.token_bytes(END)
     assert len({vocabulary.token_bytes(i) for i in range(1, VOCAB)}) == VOCAB - 1
@@ -33,7 +33,7 @@ def test_the_vocabulary_is_whole(vocabulary: Tokenizer) -> None:
     assert vocabulary.decode(vocabulary.encode(text)) == text and len(vocabulary.encode(text)) < 25
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_both_ways_are_measured(vocabulary: Tokenizer, default_device: Device, tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps({**TINY_SHAPE, "vocab_size": VOCAB}))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from programs import TINY_SHAPE, run_script
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 
 def test_a_kept_cache_has_all_programs(tmp_path: Path) -> None:

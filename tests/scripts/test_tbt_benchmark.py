@@ -202,7 +202,7 @@ def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[s
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_demo_model_is_measured(tmp_path: Path, run_here: Run) -> None:
     output, picture = tmp_path / "rows.json", tmp_path / "tbt.png"
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
@@ -229,7 +229,7 @@ def test_the_demo_model_is_measured(tmp_path: Path, run_here: Run) -> None:
         assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_random_weights_of_a_shape(tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the device's bandwidth, which the demo model's test measures: that takes seconds."""
     monkeypatch.setattr(roofline, "read_bandwidth", lambda device: 1e9)

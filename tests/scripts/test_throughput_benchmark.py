@@ -15,7 +15,7 @@ from llmcl.tools import arrivals, throughput
 from llmcl.tools.rows import format_rows
 from llmcl.tools.throughput import Row
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 ROWS = [
     Row(
@@ -40,7 +40,7 @@ def test_formats() -> None:
     assert objects[1]["bandwidth_share"] is None
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_script(tmp_path: Path, run_here: Run) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.png"
     shape.write_text(json.dumps(TINY_SHAPE))
@@ -58,7 +58,7 @@ def test_script(tmp_path: Path, run_here: Run) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_script_with_chunks(tmp_path: Path, run_here: Run) -> None:
     shape, output = tmp_path / "config.json", tmp_path / "rows.jsonl"
     shape.write_text(json.dumps(TINY_SHAPE))
@@ -72,7 +72,7 @@ def test_script_with_chunks(tmp_path: Path, run_here: Run) -> None:
     assert refused.returncode != 0 and "--chunk excludes --rate and --plot" in refused.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_script_with_arrivals(tmp_path: Path) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.svg"
     shape.write_text(json.dumps(TINY_SHAPE))

@@ -46,7 +46,7 @@ def ask(client: openai.OpenAI, question: str, **options: Any) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in stream)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=5) as client:
         alone = [ask(client, question) for question in QUESTIONS]
@@ -64,7 +64,7 @@ def test_clients_at_once_get_what_each_would_get_alone(demo: Running) -> None:
             assert answer.stop_reason == "max_tokens" and answer.usage.output_tokens == 12
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_header_that_changes_leaves_the_prefix_cache_as_it_is(demo: Running) -> None:
     """Of Claude Code: its first system block is another one with every request."""
     cached = []
@@ -85,7 +85,7 @@ def test_a_header_that_changes_leaves_the_prefix_cache_as_it_is(demo: Running) -
     assert cached[0] == 0 and cached[1] == cached[2] == 64 and whole > 64
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client:
         answer = client.completions.create(model="any", prompt="The sky is", max_tokens=3, temperature=0, logprobs=2)
@@ -106,7 +106,7 @@ class Fish(BaseModel):
     legs: int = Field(ge=0, le=9)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_answers_match_a_schema_and_tools_are_called(demo: Running) -> None:
     """Beside others, whole and streamed."""
     with openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=5) as client:

@@ -144,7 +144,7 @@ def test_a_server_takes_the_files_that_it_may_open() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_clients_of_a_server() -> None:
     engine = FakeEngine(byte_tokenizer(), max_sequences=4)
     engine.delay_s = 0.001
@@ -160,7 +160,7 @@ def test_clients_of_a_server() -> None:
         assert server.chat("still there").json()["choices"][0]["message"]["content"] == "still there"
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_clients_of_an_engine() -> None:
     """With few pages, prompts that begin alike, and a model whose tokens depend on all before them."""
     tokenizer = byte_tokenizer()
@@ -186,7 +186,7 @@ def test_clients_of_an_engine() -> None:
         assert tested.engine.n_preempted > 0 or seen["answered"] < 200  # on a busy machine
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_clients_of_the_demo_model(smollm2: LLM) -> None:
     """Greedily, in float32: each gets what a client gets who is alone."""
     assert smollm2.tokenizer is not None

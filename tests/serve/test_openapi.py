@@ -42,7 +42,7 @@ def test_before_the_model_is_ready_it_is_not_there() -> None:
         assert server.http.get("/openapi.json").status_code == 503
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("schemathesis") is None, reason="schemathesis is not installed")
 def test_a_fuzzer_finds_nothing(tmp_path: Path) -> None:
     with engine_server(max_queue=8) as fuzzed:

@@ -86,7 +86,7 @@ def test_a_text_has_at_least_so_many_tokens(kind: str) -> None:
     assert tokenizer._least_tokens("a b" * 1000) > 10
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["NFC", "NFD", "NFKC", "NFKD"])
 def test_no_character_is_made_of_more_than_four_times_its_bytes(form: Any) -> None:
     for code in range(0x110000):

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from programs import TINY_SHAPE, Run, run_llmcl
-from which_cases import not_chosen
+from which_devices import not_chosen
 
 import llmcl
 from llmcl.cli import main
@@ -208,7 +208,7 @@ def test_the_command(
     assert DeviceCache(default_device.entry).excluded == {}
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.usefixtures("only")
 def test_the_report(default_device: Device, no_findings: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """What did not pass comes first, with its log, and nothing names the user or the machine."""
@@ -251,7 +251,7 @@ def test_a_report_that_cannot_be_written_is_refused_at_once(tmp_path: Path) -> N
     assert both.returncode == 2 and "--reset checks nothing" in both.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.usefixtures("no_findings")
 def test_what_was_found_is_shown_where_it_cannot_be_kept(
     default_device: Device, tmp_path: Path, run_here: Run, monkeypatch: pytest.MonkeyPatch
@@ -293,7 +293,7 @@ def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
         assert n_steps == 1 if kind == "cpu" else n_steps <= (default_device.entry.ptx_arch > 0)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_json(default_device: Device, run_here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The command with every check of the default device, but of the variant that it does not choose in one type.
 

@@ -19,7 +19,7 @@ from llmcl.reference import kl_divergence, log_likelihood
 from llmcl.runtime.device import Device
 from llmcl.tools.perplexity import cut, perplexity
 
-pytestmark = pytest.mark.separate_launches
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 TEXT = "The quick brown fox jumps over the lazy dog, and 1+1=2.\n" * 9
 CONFIG = small_config()
@@ -132,7 +132,7 @@ def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, *ar
     return int(end.value.code or 0), out, err
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_command_prints_json_and_text(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -60,7 +60,7 @@ def test_a_device_that_cannot_take_times(default_device: Device) -> None:
         ProfilingDevice(entry)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_every_kernel_is_recorded_once(cl_entry: DeviceEntry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two chunks of prefill and three steps, whose launches the device counts too.
 

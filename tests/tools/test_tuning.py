@@ -51,7 +51,6 @@ def sizes(tiles: object) -> tuple[int, int, int]:
     return tiles.block_m, tiles.block_n, tiles.dv_tile  # type: ignore[attr-defined]
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
 def test_trials_agree_with_the_twin_and_see_what_is_wrong(device: Device, variant: str) -> None:
     problem = AttentionProblem.random(4, 2, 32, "bfloat16", 19, position=37, exact=True)
@@ -95,7 +94,7 @@ def test_what_is_wrong_is_never_timed_or_stored(fresh: Device, monkeypatch: pyte
     assert all(row.ms is None and str(row.refused).startswith("wrong: error ") for row in result.rows)
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_decode_is_searched_from_its_default(fresh: Device) -> None:
     result = tuning.tune_decode(fresh, SHAPE, 64)
     assert result.rows[0].label == "default"
@@ -234,7 +233,7 @@ def test_which_products_a_model_has() -> None:
     ]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["bfloat16", "q4_0", "q4_1"])
 def test_products_are_checked_timed_and_searched_from_their_default(
     fresh: Device, dtype: str, monkeypatch: pytest.MonkeyPatch
@@ -299,7 +298,7 @@ def test_rows_of_any_format_are_made(default_device: Device) -> None:
         assert weight.parts[0].dtype == dtype and np.isfinite(met).all() and met.std() > 0
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_command_stores_the_winner(tmp_path: Path, no_findings: Path, run_here: Run) -> None:
     files = [tmp_path / f"table.{kind}" for kind in ("md", "csv", "json")]
     written = [text for pair in zip(("--markdown", "--csv", "--json"), map(str, files), strict=True) for text in pair]
@@ -362,7 +361,7 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
     assert "winners cannot be stored in" in done.stderr and "give --no-store" in done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_the_script_times_one_combination(no_findings: Path, run_here: Run) -> None:
     done = run_here("tune_prefill.py", "-m", "smollm2", "--combo", "D", "-p", "32", "-q")
     assert done.returncode == 0, done.stderr
@@ -391,7 +390,7 @@ def test_bad_requests_are_refused(
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_a_combination_gives_the_same_logits(smollm2: LLM) -> None:
     """Not the same text: a last bit of attention's sums may choose another of two tokens that are as likely."""
     tiles = tuning.combination("D")
