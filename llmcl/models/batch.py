@@ -15,10 +15,11 @@ from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, split_values, splits_of
+from llmcl.models.attention_ops import RowAttention
 from llmcl.models.batch_verification import BatchVerification
 from llmcl.models.blocks import AttentionBlock
 from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.layer_ops import BatchOps
+from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
@@ -351,7 +352,7 @@ class Batch:
             return self.model.logprobs(sequences[0])
         return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
 
-    def _ops(self, max_rows: int, act: Activations) -> BatchOps:
+    def _ops(self, max_rows: int, act: Activations) -> PrefillOps:
         """Returns ops for up to max_rows rows, one per sequence."""
         model, shape = self.model, self.cache.shape
         # Each row adds work-groups, so more rows need fewer KV splits.
@@ -361,18 +362,10 @@ class Batch:
         part_ml = self.step_state.scratch(f"states of splits, {states} bytes", states)
         part_acc = self.step_state.scratch(f"sums of splits, {sums} bytes", sums)
         act = replace(act, part_ml=part_ml, part_acc=part_acc)
-        return BatchOps(
-            model.device,
-            model.config,
-            self.step_state,
-            act,
-            shape,
-            splits,
-            model.rotations,
-            self.sampler.last_seen,
-            max_rows,
-            experts_for=FEW_ROWS[0] if self.invariant else max_rows,
-        )
+        context = model.device, model.config, self.step_state, act
+        attention = RowAttention(*context, shape, splits)
+        ops = PrefillOps(*context, attention, model.rotations, self.sampler.last_seen, max_rows)
+        return replace(ops, experts_for=FEW_ROWS[0]) if self.invariant else ops
 
     def _bind(self, max_rows: int) -> BoundLaunches:
         model = self.model

@@ -8,12 +8,12 @@ from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.ragged_step import RaggedStep, Run
 from llmcl.models.activations import Activations
+from llmcl.models.attention_ops import RaggedAttention
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.draft_rows import DraftRows
-from llmcl.models.layer_ops import BatchOps
+from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.model import Model
-from llmcl.models.ragged_launches import decoding_ops
-from llmcl.models.ragged_ops import RaggedOps
+from llmcl.models.ragged_launches import rows_that_decode
 from llmcl.models.stack import head, stack
 from llmcl.models.verification import MAX_ROWS, prepare, shape_of_drafts
 from llmcl.ops.sample import Sampler, SamplingParams
@@ -33,7 +33,7 @@ class BatchVerification:
         model: Model,
         step: RaggedStep,
         sampler: Sampler,
-        batch_ops: Callable[[int, Activations], BatchOps],
+        batch_ops: Callable[[int, Activations], PrefillOps],
         progress: Progress | None = None,
     ):
         device, config = model.device, model.config
@@ -41,23 +41,15 @@ class BatchVerification:
         self.max_rows = min(FEW_ROWS[-1], step.max_tokens, MAX_ROWS * places)
         self._model = model
         self._step = step
-        decoding = decoding_ops(model, places, batch_ops)
+        decoding = rows_that_decode(model, places, batch_ops)
         texts, draft = decoding[0][1].step, device.zeros(4, "no draft")
         self._rows = DraftRows(device, config.vocab_size, step, texts, sampler, draft, self.max_rows)
+        context = device, config, step, model.act
+        attention = RaggedAttention(*context, shape_of_drafts(model), decoding[-1][1].splits, decoding)
+        last_seen = self._rows.sampler.last_seen  # unused: rejected rows must not mark a token as seen
         self._forward = {}
         for rows in few_rows(self.max_rows):
-            ops = RaggedOps(
-                device,
-                config,
-                step,
-                model.act,
-                shape_of_drafts(model),
-                decoding[-1][1].splits,
-                model.rotations,
-                self._rows.sampler.last_seen,  # unused: rejected rows must not mark a token as seen
-                rows,
-                decoding=decoding,
-            )
+            ops = PrefillOps(*context, attention, model.rotations, last_seen, rows)
             launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._rows.logits)]
             listed = ListedStep(launches, step, model.cache.max_context, rows)
             self._forward[rows] = BoundLaunches(device, listed, persistent=False)

@@ -13,6 +13,7 @@ from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
+from llmcl.models.attention_ops import LayerAttention
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.latent_block import LatentBlock, LatentWeights
@@ -88,17 +89,21 @@ class AttentionBlock(BoundBlock):
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
         return ops.act.qkv, self.weights.qkv.rows
 
+    @property
+    def attention(self) -> LayerAttention:
+        return LayerAttention(self.k, self.v, self.mods, self.rotation, self.weights.sinks)
+
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, ops = self.weights, ops.of_heads(self.heads)
+        weights, attention = self.weights, ops.attention.for_heads(self.heads)
         yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
-        yield from ops.adjust(weights.bias, weights.head_norms, value_norms=self.value_norms)
-        yield from ops.norm_rows(weights.q_norm, weights.k_norm)
-        yield from ops.append(self.k, self.v, self.rotation)
+        yield from attention.adjust(weights.bias, weights.head_norms, value_norms=self.value_norms)
+        yield from attention.norm_rows(weights.q_norm, weights.k_norm)
+        yield from attention.append(self.attention)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, gate, ops = self.weights, self.weights.gate, ops.of_heads(self.heads)
+        weights, gate, ops = self.weights, self.weights.gate, ops.for_heads(self.heads)
         attended = ops.attended(weights.output) if gate is None else ops.act.attended
-        yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation, weights.sinks)
+        yield from ops.attention.attend(self.attention, attended)
         if gate is not None:
             yield from ops.gate_attention(weights.norm, gate)
         yield from ops.add_linear(attended, weights.output, weights.post_norm, weights.output_bias)
@@ -125,13 +130,13 @@ class QueriesBlock(BoundBlock):
         return "it reads keys and values of another layer"
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, ops = self.weights, ops.of_heads(self.heads)
+        weights, attention = self.weights, ops.attention.for_heads(self.heads)
+        layer = LayerAttention(self.k, self.v, self.mods, self.rotation, shared_kv=True)
         yield from ops.norm_linear(weights.norm, weights.queries, ops.act.qkv)
-        yield from ops.adjust_queries(weights.head_norms)
-        yield from ops.rotate_queries(self.k, self.v, self.rotation)
-        attended = ops.act.attended
-        yield from ops.attention(self.k, self.v, attended, self.mods, self.rotation, None, shared_kv=True)
-        yield from ops.add_linear(attended, weights.output, weights.post_norm, None)
+        yield from attention.adjust_queries(weights.head_norms)
+        yield from attention.append(layer)
+        yield from attention.attend(layer, ops.act.attended)
+        yield from ops.add_linear(ops.act.attended, weights.output, weights.post_norm, None)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmcl.architectures.families.blocks import Scores
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
+from llmcl.models.expert_ops import RoutedExperts
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.choose_experts import choose_experts, choose_scored_experts
 from llmcl.ops.rms_norm import rms_norm
@@ -68,11 +69,8 @@ class ExpertsBlock(BoundBlock):
         if self.has_shared_gate and weights.shared_down is not None:
             sizes = {"columns": weights.shared_down.k, "gate_row": weights.router.rows}
             yield from sigmoid_gate(ops.device, act.ffn, act.of("router_logits"), **sizes)
-        biases = weights.gate_up_bias, weights.down_bias
         is_plain = self.why_separate is None and weights.scales is None
-        yield from ops.chosen_experts(
-            x, norm, weights.gate_up, weights.down, self.gate, act.x, biases, is_plain=is_plain
-        )
+        yield from ops.chosen_experts(x, norm, self._routed(is_plain=is_plain), act.x)
         if weights.shared_down is not None:
             yield from ops.add_linear(act.ffn, weights.shared_down, None, None)
 
@@ -91,12 +89,16 @@ class ExpertsBlock(BoundBlock):
         x, norm, launches = ops.normed_rows(weights.norm)
         yield from launches
         yield from zero_rows(device, sums, ops.config.hidden_size)
-        biases = weights.gate_up_bias, weights.down_bias
-        yield from ops.chosen_experts(x, norm, weights.gate_up, weights.down, self.gate, sums, biases)
+        yield from ops.chosen_experts(x, norm, self._routed(is_plain=False), sums)
         yield from rms_norm(device, sums, after_chosen, sums, eps)
         yield from ops.linear(act.ffn, down, act.normed)
         yield from rms_norm(device, act.normed, after_shared, sums, eps, add=True)
         yield from rms_norm(device, sums, post_norm, act.x, eps, add=True)
+
+    def _routed(self, *, is_plain: bool) -> RoutedExperts:
+        weights = self.weights
+        biases = weights.gate_up_bias, weights.down_bias
+        return RoutedExperts(weights.gate_up, weights.down, self.gate, *biases, is_plain=is_plain)
 
     def _choose(self, ops: LayerOps, x: Buffer, norm: Buffer | None) -> Iterator[Launch]:
         """Fills the expert ids and shares for each token. x, norm: from `normed_rows`."""

@@ -69,12 +69,12 @@ class LatentBlock(BoundBlock):
             yield from add_bias(device, latents, weights.latent_bias)
         operands = latents, weights.latent_norm, queries, act.rope, ops.step, self.cache
         yield from latent_append(device, shape, *operands, eps=eps)
-        yield from ops.collected("head_rows", shape.n_heads * shape.query)
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, device, step, shape = self.weights, ops.act, ops.device, ops.step, self._shape(ops)
         rows, heads = act.of("head_rows"), shape.n_heads
-        n_splits = ops.n_splits if ops.each_alone else 1  # many tokens fill the device without splits
+        attention = ops.attention
+        n_splits = attention.n_splits if attention.each_alone else 1  # many tokens fill the device without splits
         yield from linear_heads(device, weights.keys, rows, act.qkv, step, n_heads=heads, x_stride=shape.query)
         operands = act.qkv, rows, step, self.cache, act.part_ml, act.part_acc, act.attended
         yield from latent_attention(device, shape, *operands, n_splits=n_splits, mods=self.mods)
@@ -83,4 +83,4 @@ class LatentBlock(BoundBlock):
 
     def _shape(self, ops: LayerOps) -> LatentShape:
         settings = self.settings
-        return LatentShape(ops.shape, settings.rank, settings.query, settings.interleaved)
+        return LatentShape(ops.attention.shape, settings.rank, settings.query, settings.interleaved)

@@ -1,75 +1,39 @@
-"""Layer ops as launches, in two layouts: for one token (decode) and for many tokens (prefill)."""
+"""Layer ops as launches, in two layouts: for one token (decode) and for many tokens (prefill, batch, ragged).
+
+attention_ops.py has attention by kind of row, expert_ops.py routed experts.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import Heads, Rotation
-from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.linear import ActivationOperand, SplitNorm
-from llmcl.kernels.common.mods import Mods
-from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
-from llmcl.models.activations import Activations, Splits
+from llmcl.models.attention_ops import AttentionOps
+from llmcl.models.expert_ops import RoutedExperts, experts_by_block, experts_by_token
+from llmcl.models.step_context import StepContext
 from llmcl.ops.add_bias import add_bias
-from llmcl.ops.attention import (
-    attention_decode,
-    attention_prefill,
-    attention_supports_output,
-    decode_supports_output,
-    rope_append,
-)
 from llmcl.ops.biased_gate import biased_gate
 from llmcl.ops.embed import embed
-from llmcl.ops.experts import (
-    block_rows,
-    experts_down,
-    experts_gate_up,
-    experts_prefill,
-    experts_sum,
-    gated_rows,
-    group_by_expert,
-    has_few_rows,
-    slot_outputs,
-    suits_single_slots,
-)
 from llmcl.ops.last_token import last_row, last_token
 from llmcl.ops.layer_inputs import layer_inputs
 from llmcl.ops.linear import input_layout, linear_decode, linear_prefill, linear_supports_output, split_norm
-from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.rope_table import rope_table
 from llmcl.ops.sigmoid_gate import sigmoid_gate
-from llmcl.runtime.device import Buffer, Device, Launch
-
-Biases = tuple[Buffer | None, Buffer | None]
+from llmcl.runtime.device import Buffer, Launch
 
 
 @dataclass(frozen=True)
-class LayerOps(ABC):
-    """Builds the launches of each op. shape: the KV cache's. splits: for decode. rotations: see
-    `ModelConfig.rotations`. last_seen int32 [vocab]: see `Sampler`.
-    """
+class LayerOps(StepContext, ABC):
+    """Builds the launches of each op."""
 
-    device: Device
-    config: ModelConfig
-    step: StepState
-    act: Activations
-    shape: AttentionShape
-    splits: Splits
-    rotations: Mapping[Rotation, Buffer]
-    last_seen: Buffer
-
-    @property
-    def each_alone(self) -> bool:
-        """Returns True if each row in a step belongs to a different sequence, False if rows are consecutive tokens of a
-        sequence.
-        """
-        return True
+    attention: AttentionOps
+    rotations: Mapping[Rotation, Buffer]  # see `ModelConfig.rotations`
+    last_seen: Buffer  # int32 [vocab], see `Sampler`
 
     def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
         """Returns the ops for a block that is followed by `norm` and the product with `weight`. None: not followed by
@@ -77,23 +41,13 @@ class LayerOps(ABC):
         """
         return self
 
-    def that_keeps_last(self) -> LayerOps:
-        """Returns the ops for the last block that writes to the cache."""
-        return self
-
-    def of_heads(self, heads: Heads) -> LayerOps:
+    def for_heads(self, heads: Heads) -> LayerOps:
         """Returns the ops for a layer with `heads`."""
-        if heads == self.heads:
-            return self
-        return replace(self, shape=replace(self.shape, n_kv_heads=heads.n_kv, head_dim=heads.size))
+        return replace(self, attention=self.attention.for_heads(heads))
 
-    @property
-    def heads(self) -> Heads:
-        return Heads(self.shape.n_kv_heads, self.shape.head_dim)
-
-    @property
-    def n_splits(self) -> int:
-        return self.splits[self.heads]
+    def keeping_last(self) -> LayerOps:
+        """Returns the ops for the last block that writes to the cache."""
+        return replace(self, attention=self.attention.keeping_last())
 
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
@@ -132,29 +86,9 @@ class LayerOps(ABC):
     ) -> list[Launch]:
         """out = W x, with x and norm from `normed_rows`."""
 
-    def chosen_experts(
-        self,
-        x: Buffer,
-        norm: Buffer | None,
-        gate_up: Weight,
-        down: Weight,
-        gate: str,
-        to: Buffer,
-        biases: Biases = (None, None),
-        *,
-        is_plain: bool = False,
-    ) -> list[Launch]:
-        """to += the output of the experts in act.expert_ids for x, token by token. x, norm: from `normed_rows`. biases:
-        for gate_up and down. is_plain: nothing runs between router, choice and experts.
-        """
-        act, device, eps = self.act, self.device, self.config.stream_eps
-        assert act.expert_ids is not None and act.expert_rows is not None and act.expert_weights is not None
-        return [
-            *experts_gate_up(
-                device, gate_up, x, act.expert_ids, act.expert_rows, gate=gate, norm=norm, eps=eps, bias=biases[0]
-            ),
-            *experts_down(device, down, act.expert_rows, act.expert_ids, act.expert_weights, to, bias=biases[1]),
-        ]
+    def chosen_experts(self, x: Buffer, norm: Buffer | None, experts: RoutedExperts, out: Buffer) -> list[Launch]:
+        """out += the output of the experts in act.expert_ids for x, token by token. x, norm: from `normed_rows`."""
+        return experts_by_token(self, x, norm, experts, out)
 
     def add_linear(
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
@@ -175,96 +109,6 @@ class LayerOps(ABC):
         product = self.norm_linear(norm, weight, gate_up)
         return product + biased_gate(self.device, gate_up, bias, self.act.ffn, gate)
 
-    def adjust(self, bias: Buffer | None, head_norms: Buffer | None, *, value_norms: bool) -> list[Launch]:
-        """Adds the bias to queries, keys and values, and normalises query and key heads. value_norms: also normalises
-        value heads.
-        """
-        heads = {"n_q_heads": self.shape.n_q_heads, "n_kv_heads": self.shape.n_kv_heads}
-        return qkv_adjust(
-            self.device,
-            self.act.qkv,
-            bias,
-            head_norms,
-            **heads,
-            head_dim=self.shape.head_dim,
-            eps=self.config.rms_norm_eps,
-            value_norms=value_norms,
-        )
-
-    def adjust_queries(self, head_norms: Buffer | None) -> list[Launch]:
-        """Runs `adjust` on queries alone, where act.qkv is float32 [n, n_q_heads, head_dim]."""
-        alone = replace(self, shape=replace(self.shape, n_kv_heads=0))
-        return alone.adjust(None, head_norms, value_norms=False)
-
-    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        """Rotates queries alone before attention to k and v, which another layer filled."""
-        return []
-
-    def norm_rows(self, q_norm: Buffer | None, k_norm: Buffer | None) -> list[Launch]:
-        """Normalises all query heads as one row, and all key heads as one row."""
-        if q_norm is None or k_norm is None:
-            return []
-        qkv, eps, size = self.act.qkv, self.config.rms_norm_eps, self.shape.head_dim
-        row = (self.shape.n_q_heads + 2 * self.shape.n_kv_heads) * size
-        return [
-            *rms_norm(self.device, qkv, q_norm, qkv, eps, row=row),
-            *rms_norm(self.device, qkv, k_norm, qkv, eps, row=row, first=self.shape.n_q_heads * size),
-        ]
-
-    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        """Appends keys and values to the cache before attention."""
-        return []
-
-    def collected(self, name: str, columns: int) -> list[Launch]:
-        """Collects the rows that need logits, from x and from an activation that the last cached block kept."""
-        return []
-
-    @abstractmethod
-    def attention(
-        self,
-        k: Buffer,
-        v: Buffer,
-        out: ActivationOperand,
-        mods: Mods,
-        rotation: Rotation,
-        sinks: Buffer | None,
-        *,
-        shared_kv: bool = False,
-    ) -> list[Launch]:
-        """Attends. shared_kv: only queries are new; another layer wrote the keys and values to the cache."""
-
-    def attend_cache(
-        self,
-        k: Buffer,
-        v: Buffer,
-        out: ActivationOperand,
-        mods: Mods,
-        rotation: Rotation,
-        sinks: Buffer | None,
-        n_rows: Callable[[], int] | None = None,
-        *,
-        shared_kv: bool = False,
-    ) -> list[Launch]:
-        """Rotates, appends and attends one token, or one token for each sequence (n_rows tokens)."""
-        act = self.act
-        return attention_decode(
-            self.device,
-            self.shape,
-            act.qkv,
-            act.rope_of(rotation),
-            self.step,
-            k,
-            v,
-            act.part_ml,
-            act.part_acc,
-            out,
-            n_splits=self.n_splits,
-            mods=mods,
-            n_rows=n_rows,
-            sinks=sinks,
-            shared_kv=shared_kv,
-        )
-
     def gate_attention(self, norm: Buffer | None, weight: Weight) -> list[Launch]:
         """act.attended *= sigmoid(W rms_norm(x))."""
         act, gate = self.act, self.act.of("attention_gate")
@@ -282,7 +126,7 @@ class LayerOps(ABC):
 
 
 class DecodeOps(LayerOps):
-    """Ops for one token: normalisation, rotation and cache append are fused into the kernels that need them."""
+    """Ops for one token: normalisation is fused into the products that need it."""
 
     def norm_linear(
         self, norm: Buffer | None, weight: Weight, out: ActivationOperand, epilogue: str = "store"
@@ -304,19 +148,6 @@ class DecodeOps(LayerOps):
         assert isinstance(x, Buffer)
         return linear_decode(self.device, weight, x, out, self.step, epilogue=epilogue)
 
-    def attention(
-        self,
-        k: Buffer,
-        v: Buffer,
-        out: ActivationOperand,
-        mods: Mods,
-        rotation: Rotation,
-        sinks: Buffer | None,
-        *,
-        shared_kv: bool = False,
-    ) -> list[Launch]:
-        return self.attend_cache(k, v, out, mods, rotation, sinks, shared_kv=shared_kv)
-
 
 @dataclass(frozen=True)
 class PrefillOps(LayerOps):
@@ -332,16 +163,12 @@ class PrefillOps(LayerOps):
     following: tuple[Buffer, Weight] | None = None
     split: dict[tuple[int, int], SplitNorm] = field(default_factory=dict)
 
-    @property
-    def each_alone(self) -> bool:
-        return False
-
     def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
         return self if norm is None or weight is None else replace(self, following=(norm, weight))
 
     def attended(self, output: Weight) -> ActivationOperand:
         layout = input_layout(self.device, output, self.max_rows)
-        if layout is None or not attention_supports_output(self.device, self.shape, layout):
+        if layout is None or not self.attention.supports_output(layout):
             return self.act.attended
         return layout.packed(self.step, output.k)
 
@@ -380,47 +207,10 @@ class PrefillOps(LayerOps):
     ) -> list[Launch]:
         return self.linear(x, weight, out, epilogue)
 
-    def chosen_experts(
-        self,
-        x: Buffer,
-        norm: Buffer | None,
-        gate_up: Weight,
-        down: Weight,
-        gate: str,
-        to: Buffer,
-        biases: Biases = (None, None),
-        *,
-        is_plain: bool = False,
-    ) -> list[Launch]:
-        act, device, n_experts, top_k = self.act, self.device, gate_up.n_experts, gate_up.top_k
-        most_alone = 0 < (self.experts_for or self.max_rows) * top_k <= n_experts  # most experts get a single slot
-        few = all(has_few_rows(device, weight, self.max_rows, in_chains=most_alone) for weight in (gate_up, down)) and (
-            not most_alone or (is_plain and self.experts_for in (0, self.max_rows))
-        )
-        if most_alone and not few and not all(suits_single_slots(device, weight) for weight in (gate_up, down)):
-            return super().chosen_experts(x, norm, gate_up, down, gate, to, biases)
-        of_slots, most = act.expert_rows, self.max_rows if few else 0
-        ids, order, shares = act.expert_ids, act.expert_order, act.expert_weights
-        blocks, outputs = act.expert_blocks, act.expert_outputs
-        assert norm is None and ids is not None and of_slots is not None
-        assert order is not None and blocks is not None and outputs is not None
-        sizes = [block_rows(device, weight, most) for weight in (gate_up, down)]
-        groupings = [
-            group_by_expert(device, ids, order, blocks, self.step, n_experts=n_experts, top_k=top_k, block_rows=size)
-            for size in dict.fromkeys(sizes)
-        ]
-        gated = gated_rows(device, gate_up, down, self.step, most) or of_slots
-        summands = slot_outputs(device, down, outputs, most)
-        how: dict[str, Any] = {"max_rows": most}
-        return [
-            *groupings[0],
-            *experts_prefill(device, gate_up, x, order, blocks, gated, self.step, gate=gate, bias=biases[0], **how),
-            *(launch for grouping in groupings[1:] for launch in grouping),
-            *experts_prefill(
-                device, down, gated, order, blocks, summands, self.step, weights=shares, bias=biases[1], **how
-            ),
-            *experts_sum(device, summands, to, top_k=top_k, columns=self.config.hidden_size),
-        ]
+    def chosen_experts(self, x: Buffer, norm: Buffer | None, experts: RoutedExperts, out: Buffer) -> list[Launch]:
+        assert norm is None
+        most = self.max_rows
+        return experts_by_block(self, x, experts, out, max_rows=most, chosen_for=self.experts_for or most)
 
     def add_linear(
         self, x: ActivationOperand, weight: Weight, post_norm: Buffer | None, bias: Buffer | None
@@ -440,27 +230,6 @@ class PrefillOps(LayerOps):
     ) -> list[Launch]:
         return linear_prefill(self.device, weight, x, out, self.step, epilogue=epilogue, max_rows=self.max_rows)
 
-    def attention(
-        self,
-        k: Buffer,
-        v: Buffer,
-        out: ActivationOperand,
-        mods: Mods,
-        rotation: Rotation,
-        sinks: Buffer | None,
-        *,
-        shared_kv: bool = False,
-    ) -> list[Launch]:
-        how: dict[str, Any] = {"mods": mods, "sinks": sinks, "shared_kv": shared_kv}
-        return attention_prefill(self.device, self.shape, self.act.qkv, self.step, k, v, out, **how)
-
-    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        alone = replace(self.shape, n_kv_heads=0)  # without KV heads the cache stays unchanged
-        return rope_append(self.device, alone, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
-
-    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        return rope_append(self.device, self.shape, self.act.qkv, self.act.rope_of(rotation), self.step, k, v)
-
     def last_token(self, kept: Buffer, columns: int) -> list[Launch]:
         """Moves the step's last token to the front of x and kept float32 [n, columns], the inputs of the launches that
         follow.
@@ -475,36 +244,3 @@ class PrefillOps(LayerOps):
             ):
                 launches += [] if rows is None else last_row(self.device, self.step, rows, size)
         return launches + last_token(self.device, self.step, act.x, kept, hidden=config.hidden_size, columns=columns)
-
-
-class BatchOps(PrefillOps):
-    """Ops for one row per sequence: products as in prefill, attention as in decode, including rotation and append."""
-
-    @property
-    def each_alone(self) -> bool:
-        return True
-
-    def attended(self, output: Weight) -> ActivationOperand:
-        layout = input_layout(self.device, output, self.max_rows)
-        if layout is None or not decode_supports_output(self.device, self.shape, layout):
-            return self.act.attended
-        return layout.packed(self.step, output.k)
-
-    def append(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        return []
-
-    def rotate_queries(self, k: Buffer, v: Buffer, rotation: Rotation) -> list[Launch]:
-        return []
-
-    def attention(
-        self,
-        k: Buffer,
-        v: Buffer,
-        out: ActivationOperand,
-        mods: Mods,
-        rotation: Rotation,
-        sinks: Buffer | None,
-        *,
-        shared_kv: bool = False,
-    ) -> list[Launch]:
-        return self.attend_cache(k, v, out, mods, rotation, sinks, shared_kv=shared_kv)

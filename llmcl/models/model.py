@@ -17,6 +17,7 @@ from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, splits_of
+from llmcl.models.attention_ops import ChunkAttention, RowAttention
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.kv_cache import KVCache
@@ -112,8 +113,9 @@ class Model:
             name: device.upload(table, f"{name} rotation")
             for name, table in config.rotations(cache.max_context).items()
         }
-        shared = device, config, self.step, self.act, cache.shape, self.splits, self.rotations, self.sampler.last_seen
-        self.decode_ops, self.prefill_ops = DecodeOps(*shared), PrefillOps(*shared)
+        context, others = (device, config, self.step, self.act), (self.rotations, self.sampler.last_seen)
+        self.decode_ops = DecodeOps(*context, RowAttention(*context, cache.shape, self.splits), *others)
+        self.prefill_ops = PrefillOps(*context, ChunkAttention(*context, cache.shape, self.splits), *others)
         self.layers = [
             [
                 bind_block(block, of_block, config, i, *cache.keys_and_values(i), self.mods[i], cache.states_of(i))

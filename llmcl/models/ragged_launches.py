@@ -9,9 +9,9 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.kernels.common.linear import few_rows
 from llmcl.kernels.common.ragged_step import RaggedStep, Run
 from llmcl.models.activations import Activations
-from llmcl.models.layer_ops import BatchOps
+from llmcl.models.attention_ops import RaggedAttention, RowAttention
+from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.model import Model, prefill_sizes
-from llmcl.models.ragged_ops import RaggedOps
 from llmcl.models.stack import after_kept, head, until_kept
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -40,7 +40,7 @@ class RaggedLaunches:
             model.run(_for(self.rest, len(wanted)), len(wanted))
 
 
-def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activations], BatchOps]) -> RaggedLaunches:
+def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activations], PrefillOps]) -> RaggedLaunches:
     """Binds launches for steps with up to max_rows rows. The wanted rows are limited by the rows in `act.logits`.
 
     batch_ops: makes ops for steps with one row per sequence, from a row limit and activations.
@@ -49,24 +49,14 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
     places = model.act.logits.nbytes // (4 * model.config.vocab_size)
     wanted = wanted_rows(device, model.act, places, model.config)
     few = few_rows(places)
-    decoding = decoding_ops(model, places, batch_ops)
-    last = decoding[-1][1]
-    step = RaggedStep(device, max_rows, last.step)
+    decoding = rows_that_decode(model, places, batch_ops)
+    of_batch = batch_ops(few[-1], model.act)
+    step = RaggedStep(device, max_rows, of_batch.step)
+    context = device, model.config, step, model.act
+    attention = RaggedAttention(*context, shape, of_batch.attention.splits, decoding, wanted)
     every = {}
     for rows, max_few in prefill_sizes(device, model.weights, max_rows):
-        ops = RaggedOps(
-            device,
-            model.config,
-            step,
-            model.act,
-            shape,
-            last.splits,
-            model.rotations,
-            last.last_seen,
-            max_few,
-            decoding=decoding,
-            wanted=wanted,
-        )
+        ops = PrefillOps(*context, attention, model.rotations, of_batch.last_seen, max_few)
         every[rows] = list(until_kept(model.weights, model.layers, ops))
     rest = {}
     for rows in few:
@@ -76,14 +66,18 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
     return RaggedLaunches(step, every, rest)
 
 
-def decoding_ops(
-    model: Model, places: int, batch_ops: Callable[[int, Activations], BatchOps]
-) -> list[tuple[int, BatchOps]]:
-    """Returns ops for decoding rows by row limit. A few rows split their keys into more parts than many rows, as in
-    pure decode steps.
+def rows_that_decode(
+    model: Model, places: int, batch_ops: Callable[[int, Activations], PrefillOps]
+) -> list[tuple[int, RowAttention]]:
+    """Returns the attention of decoding rows by row limit. A few rows split their keys into more parts than many rows,
+    as in pure decode steps.
     """
-    few = few_rows(places)
-    return [(rows, batch_ops(rows, model.act)) for rows in sorted({few[0], few[-1]})]
+    few, rows = few_rows(places), list[tuple[int, RowAttention]]()
+    for most in sorted({few[0], few[-1]}):
+        attention = batch_ops(most, model.act).attention
+        assert isinstance(attention, RowAttention)
+        rows.append((most, attention))
+    return rows
 
 
 def wanted_rows(device: Device, act: Activations, n: int, config: ModelConfig) -> Activations:
@@ -100,7 +94,6 @@ def wanted_rows(device: Device, act: Activations, n: int, config: ModelConfig) -
         qkv=rows_of("qkv", config.qkv_values),
         rope=rows_of("rotation", config.rotated_size("main")),
         local_rope=None if act.local_rope is None else rows_of("local rotation", config.rotated_size("local")),
-        head_rows=None if config.latent is None else rows_of("rows of heads", config.n_q_heads * config.latent.of_head),
     )
 
 

@@ -96,7 +96,7 @@ class ShortConvBlock(MixerBlock):
             self.states["conv"],
             act.of("mixed"),
             **sizes,
-            each_alone=ops.each_alone,
+            each_alone=ops.attention.each_alone,
         )
 
 
@@ -133,4 +133,4 @@ class DeltaNetBlock(MixerBlock):
         layer_buffers = weights.conv, weights.scalars, weights.gated_norm, self.states["conv"], self.states["matrix"]
         buffers = DeltaBuffers(*layer_buffers, rows, qkv, gates, mixed)
         shape, eps = delta_shape(self.settings), ops.config.rms_norm_eps
-        yield from delta_net(ops.device, shape, buffers, step, eps=eps, each_alone=ops.each_alone)
+        yield from delta_net(ops.device, shape, buffers, step, eps=eps, each_alone=ops.attention.each_alone)

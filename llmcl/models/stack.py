@@ -42,7 +42,7 @@ def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterat
     last = _keeper(layers)
     yield from _embed(weights, ops)
     for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
-        yield from block.keep(of_block if i < last else of_block.that_keeps_last())
+        yield from block.keep(of_block if i < last else of_block.keeping_last())
         if i < last:
             yield from block.add(of_block)
 
@@ -177,15 +177,15 @@ def decode_layers(layers: Layers, ops: DecodeOps) -> DecodeLayers | str:
         return "the layers differ in their heads"
     if not attentions:
         return NO_ATTENTION
-    of_heads = ops.of_heads(attentions[0].heads)
+    attention = ops.attention.for_heads(attentions[0].heads)
     return DecodeLayers(
         described,
-        of_heads.shape,
+        attention.shape,
         ops.step,
         config.hidden_size,
         config.stream_eps,
         config.rms_norm_eps,
-        of_heads.n_splits,
+        attention.n_splits,
         ops.act.x,
     )
 

@@ -11,6 +11,7 @@ from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
+from llmcl.models.attention_ops import ChunkAttention
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.draft_rows import DraftRows
 from llmcl.models.layer_ops import PrefillOps
@@ -57,17 +58,10 @@ class Verification:
 
     def _bind(self, max_rows: int) -> BoundLaunches:
         model = self.model
-        ops = PrefillOps(
-            model.device,
-            model.config,
-            model.step,
-            model.act,
-            shape_of_drafts(model),
-            model.splits,
-            model.rotations,
-            self._rows.sampler.last_seen,  # unused: rejected rows must not mark a token as seen
-            max_rows,
-        )
+        context = model.device, model.config, model.step, model.act
+        attention = ChunkAttention(*context, shape_of_drafts(model), model.splits)
+        last_seen = self._rows.sampler.last_seen  # unused: rejected rows must not mark a token as seen
+        ops = PrefillOps(*context, attention, model.rotations, last_seen, max_rows)
         launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, self._rows.logits)]
         return BoundLaunches(model.device, ListedStep(launches, model.step, model.cache.max_context, max_rows))
 
