@@ -1,7 +1,7 @@
-"""Running scripts with the clients that OpenAI and Anthropic publish for Node.js.
+"""Running scripts with the clients that OpenAI, Anthropic and Ollama publish for Node.js.
 
 They are looked for in the folder LLMCL_TEST_NODE, by default build/node. What puts them there:
-npm install --prefix build/node openai @anthropic-ai/sdk
+npm install --prefix build/node openai @anthropic-ai/sdk ollama
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-PACKAGES = "openai", "@anthropic-ai/sdk"
+PACKAGES = "openai", "@anthropic-ai/sdk", "ollama"
 FOLDER = Path(os.environ.get("LLMCL_TEST_NODE") or Path(__file__).resolve().parents[1] / "build" / "node")
 
 

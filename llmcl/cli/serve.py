@@ -18,7 +18,9 @@ from llmcl.progress import Progress
 from llmcl.serve.settings import LOG_FORMATS
 
 if TYPE_CHECKING:
+    from llmcl.engine.llm import LLM
     from llmcl.serve.cache_file import CacheFile as Kept
+    from llmcl.serve.model_facts import ModelFacts
     from llmcl.serve.served import Served
 
 PANEL = "Server"
@@ -242,5 +244,22 @@ def _load(
         created=int(time.time()),
         grammars=llm.grammars,
         device=llm.device.name,
+        facts=model_facts(llm, model),
         close=close,
+    )
+
+
+def model_facts(llm: LLM, model: str) -> ModelFacts:
+    """Returns what clients may read about the model. model: the user's name for it."""
+    from llmcl.serve.model_facts import ModelFacts
+
+    weights, config = llm.model.weights, llm.config
+    matrices = {id(matrix): matrix.nbytes for matrix in (weights.embedding, *weights.matrices)}  # some are tied
+    return ModelFacts(
+        family=config.architecture,
+        n_parameters=config.n_parameters(),
+        embedding_size=config.hidden_size,
+        weight_type=llm.dtype,
+        n_bytes=sum(matrices.values()),
+        is_gguf=model.endswith(".gguf") or config.dtype == "quantized",
     )

@@ -8,7 +8,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmcl.serve import own
+from llmcl.serve import ollama_chat, ollama_models, own
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
 from llmcl.serve.chat_completions import chat_completions
 from llmcl.serve.completions import completions
@@ -32,6 +32,9 @@ GET: dict[str, Endpoint] = {
     "/props": own.props,
     "/v1/models": own.models,
     _MODEL: own.model,
+    "/api/ps": ollama_models.running,
+    "/api/tags": ollama_models.tags,
+    "/api/version": ollama_models.version,
 }
 POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
@@ -43,6 +46,12 @@ POST: dict[str, Endpoint] = {
     "/tokenize": own.tokenize,
     "/detokenize": own.detokenize,
     "/apply-template": own.apply_template,
+    "/api/chat": ollama_chat.chat,
+    "/api/embed": ollama_models.embed,
+    "/api/embeddings": ollama_models.embed,
+    "/api/generate": ollama_chat.generate,
+    "/api/pull": ollama_models.pull,
+    "/api/show": ollama_models.show,
 }
 # llama-server's aliases for these paths, for clients configured for it.
 ALIASES = {
@@ -54,7 +63,9 @@ ALIASES = {
     "/responses": "/v1/responses",
 }
 # Paths whose requests, unless refused, run the engine.
-ANSWERING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"})
+ANSWERING = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"}
+)
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -77,6 +77,30 @@ def _openai_message(message: Fields) -> dict[str, Any]:
     return read | _thoughts(message.text("reasoning_content"))
 
 
+def ollama_messages(fields: Fields) -> list[dict[str, Any]]:
+    """Reads the field `messages` of /api/chat; the list may be empty. Calls and results often have no ids: they are
+    paired in order, by names if there are any.
+    """
+    messages, open_calls = [], list[dict[str, Any]]()
+    for number, message in enumerate(fields.objects("messages")):
+        message.refuse("images are not supported", "images")
+        values = {"content": "", **{name: value for name, value in message.values.items() if value is not None}}
+        read = _openai_message(Fields(values, message.place)) | _thoughts(message.text("thinking"))
+        name = message.text("tool_name")
+        if calls := read.get("tool_calls"):
+            for n, call in enumerate(calls):
+                call["id"] = call["id"] or f"{number:05}{n:04}"  # nine characters, which Mistral's templates need
+            open_calls = [*calls]
+        elif read["role"] == "tool":
+            called = next((call for call in open_calls if name in (None, call["function"]["name"])), None)
+            if called is not None and "tool_call_id" not in read:
+                read["tool_call_id"] = called["id"]
+                name = called["function"]["name"]
+            open_calls = [call for call in open_calls if call["id"] != read.get("tool_call_id")]
+        messages.append(read | ({} if name is None else {"name": name}))
+    return messages
+
+
 def _thoughts(text: str | None) -> dict[str, str]:
     """Returns the model's thoughts before a message. Many templates show thoughts until the next user message."""
     return {"reasoning_content": text} if text else {}

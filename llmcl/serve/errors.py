@@ -8,6 +8,7 @@ from typing import Any
 from llmcl.errors import ContextLengthError, DeviceError, LlmclError, UsageError
 
 ANTHROPIC_PATH = "/v1/messages"
+OLLAMA_PATH = "/api/"
 TOO_LONG = "context_length_exceeded"
 
 # Advice for clients when a chat template fails; the command line gives different advice.
@@ -63,6 +64,8 @@ class RequestError(Exception):
         if path.startswith(ANTHROPIC_PATH):
             error = {"type": _ANTHROPIC_TYPES.get(self.status, kind), "message": message}
             return {"type": "error", "error": error}
+        if path.startswith(OLLAMA_PATH):
+            return {"error": message}
         kind = _OPENAI_TYPES.get(self.status, kind)
         param = _PROMPTS.get(path, self.param) if self.code == TOO_LONG else self.param
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}

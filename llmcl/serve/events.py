@@ -25,11 +25,8 @@ TEXT = "\0text\0"  # a placeholder that no text contains
 REPORT_S = 0.25
 HEAD_S = 0.05  # how long a stream's headers wait for the first token
 PING = b": ping\n\n"
-_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
+EVENT_STREAM = b"text/event-stream; charset=utf-8"
+_HEADERS = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
 
 
 class ClientGoneError(Exception):
@@ -40,6 +37,11 @@ def event(data: dict[str, Any], name: str | None = None) -> bytes:
     """Encodes one event. JSON in ASCII contains no line breaks."""
     head = f"event: {name}\n" if name else ""
     return f"{head}data: {json.dumps(data, allow_nan=False)}\n\n".encode("ascii")
+
+
+def line(data: dict[str, Any]) -> bytes:
+    """Encodes an object for a stream of JSON lines."""
+    return f"{json.dumps(data, allow_nan=False)}\n".encode("ascii")
 
 
 class TextEvents:
@@ -91,8 +93,17 @@ class EventSender:
     are out.
     """
 
-    def __init__(self, send: Send, *, ping_s: float, send_s: float, alive: Callable[[], bytes] = lambda: PING):
+    def __init__(
+        self,
+        send: Send,
+        *,
+        ping_s: float,
+        send_s: float,
+        alive: Callable[[], bytes] = lambda: PING,
+        media_type: bytes = EVENT_STREAM,
+    ):
         self._send = send
+        self._headers = [(b"content-type", media_type), *_HEADERS]
         self._alive = alive
         self._ping_s, self._send_s = ping_s, send_s
         self._last = 0.0
@@ -146,7 +157,7 @@ class EventSender:
     async def _body(self, data: bytes, *, more: bool = True) -> None:
         if not self.is_begun:
             self.is_begun = True
-            await self._send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
+            await self._send({"type": "http.response.start", "status": 200, "headers": self._headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     async def _write(self, begun: Awaitable[None]) -> None:

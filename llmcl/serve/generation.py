@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope, Send
 from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
-from llmcl.serve.events import PING, ClientGoneError, EventSender, Reporting, unless_gone
+from llmcl.serve.events import EVENT_STREAM, ClientGoneError, EventSender, Reporting, unless_gone
 from llmcl.serve.served import Answer, Ask, Served, Streams, cached_tokens
 from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
@@ -67,8 +67,9 @@ class GenerationResponse:
         *,
         stream: bool,
         progress: Callable[[Answer, dict[str, Any]], bytes] | None = None,
+        media_type: bytes = EVENT_STREAM,
     ):
-        self._progress = progress
+        self._progress, self._media_type = progress, media_type
         for ask in asks:
             served.check(ask.prompt)
         self._service, self._served, self._form, self._stream = service, served, form, stream
@@ -115,7 +116,9 @@ class GenerationResponse:
         form, settings, record = self._form, self._service.settings, record_of(scope)
         async with (
             Streams(self._served, self._answers) as streams,
-            EventSender(send, ping_s=settings.ping_s, send_s=settings.send_s, alive=self._alive) as sender,
+            EventSender(
+                send, ping_s=settings.ping_s, send_s=settings.send_s, alive=self._alive, media_type=self._media_type
+            ) as sender,
             Reporting(self._report(streams, sender)),
         ):
             arrived(scope)
@@ -157,8 +160,8 @@ class GenerationResponse:
                 sender.put(form.end(self._answers))
 
     def _alive(self) -> bytes:
-        """Returns a sign of life for the first unfinished answer."""
-        return next((self._form.alive(answer) for answer in self._answers if answer.finish_reason is None), PING)
+        """Returns a sign of life for the first unfinished answer; nothing once all have ended."""
+        return next((self._form.alive(answer) for answer in self._answers if answer.finish_reason is None), b"")
 
     def _report(self, streams: Streams, sender: EventSender) -> Callable[[], bool] | None:
         """Returns a function that sends prefill progress and tells whether more will follow; None if not requested."""

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -21,13 +19,11 @@ from llmcl.serve.sampling import MAX_STOPS, max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask
 from llmcl.serve.service import Service
 from llmcl.serve.structure import read_structure
-from llmcl.serve.tools import anthropic_tools
+from llmcl.serve.tools import anthropic_tools, as_object
 from llmcl.tokenizer.answer_parts import CallPart, Part, Thought
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
-
-_MAX_TRIES = 64  # commas tried from the end of cut arguments; the last comma outside a string ends complete arguments
 
 
 async def messages(request: Request, service: Service) -> GenerationResponse:
@@ -158,7 +154,7 @@ class MessageForm:
             return b""
         self._is_open = False
         if self._blocks[-1]["type"] == "tool_use":
-            self._blocks[-1]["input"] = _object(self._arguments, is_complete=self._is_complete)
+            self._blocks[-1]["input"] = as_object(self._arguments, is_complete=self._is_complete)
         return _event({"type": "content_block_stop", "index": len(self._blocks) - 1})
 
     def end(self, answers: Sequence[Answer]) -> bytes:
@@ -198,17 +194,3 @@ class MessageForm:
 
 def _event(data: dict[str, Any]) -> bytes:
     return event(data, data["type"])
-
-
-def _object(arguments: str, *, is_complete: bool) -> dict[str, Any]:
-    """Parses arguments for the API. Arguments that are not an object (a model's mistake) are shown as written. A cut
-    call keeps only the complete arguments.
-    """
-    tries = [arguments or "{}"]
-    if not is_complete:
-        tries += [f"{arguments[:at]}}}" for at in reversed(range(len(arguments))) if arguments[at] == ","][:_MAX_TRIES]
-    for text in tries:
-        with suppress(ValueError, RecursionError):
-            if isinstance(value := json.loads(text), dict):
-                return value
-    return {"arguments": arguments} if is_complete else {}

@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import llmcl
+from llmcl.serve import ollama_schemas
 from llmcl.serve.conversation import BUDGETS, OPENAI_ROLES
+from llmcl.serve.errors import OLLAMA_PATH
 from llmcl.serve.logprobs import MAX_TOP
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS
 from llmcl.serve.service import Service
@@ -235,6 +237,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         _object({"messages": _MESSAGES, "chat_template_kwargs": _VARIABLES, **_ENDING}, "messages"),
         _object({"prompt": _TEXT}, "prompt"),
     ),
+    **ollama_schemas.bodies(_SAMPLING, _MESSAGE, _tools("function", "parameters", nested=True)),
 }
 _PAGES: dict[str, tuple[str, str, Schema]] = {
     "/": ("A page for conversations.", "text/html", _TEXT),
@@ -244,6 +247,7 @@ _PAGES: dict[str, tuple[str, str, Schema]] = {
     "/props": ("The model and what it is run with.", "application/json", _object({"model": _TEXT}, "model")),
     "/v1/models": ("The one model, as a list.", "application/json", _object({"data": _list(_object({}))}, "data")),
     "/v1/models/{name}": ("The model by its name.", "application/json", _object({"id": _TEXT}, "id")),
+    **ollama_schemas.PAGES,
 }
 _REFUSALS = {
     "400": "A field is wrong; the message names it.",
@@ -259,6 +263,7 @@ _REFUSALS = {
     "503": "The model is not ready, or the server stops.",
 }
 _ERROR = _object({"error": _object({"message": _TEXT, "type": _TEXT}, "message", "type")}, "error")
+_OLLAMA_ERROR = _object({"error": _TEXT}, "error")
 
 
 def describe(vocab_size: int, most_answers: int) -> Schema:
@@ -272,14 +277,15 @@ def describe(vocab_size: int, most_answers: int) -> Schema:
     }
     paths: dict[str, Schema] = {}
     for path, (summary, media_type, schema) in _PAGES.items():
-        paths[path] = {"get": {"summary": summary, "responses": _responses({media_type: {"schema": schema}})}}
+        paths[path] = {"get": {"summary": summary, "responses": _responses(path, {media_type: {"schema": schema}})}}
     paths["/v1/models/{name}"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": _TEXT}]
     for path, (summary, body, schema) in _BODIES.items():
         answers: Schema = {"application/json": {"schema": schema}}
         if "stream" in body["properties"]:
-            answers["text/event-stream"] = {"schema": {}}  # some programs apply a schema here to each event
+            # Without a schema: some programs apply one to each event.
+            answers[ollama_schemas.LINES if path.startswith(OLLAMA_PATH) else "text/event-stream"] = {"schema": {}}
         asked = {"required": True, "content": {"application/json": {"schema": body}}}
-        paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": _responses(answers)}}
+        paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": _responses(path, answers)}}
     return {
         "openapi": "3.1.0",
         "info": {"title": "llmcl serve", "version": llmcl.__version__},
@@ -289,8 +295,8 @@ def describe(vocab_size: int, most_answers: int) -> Schema:
     }
 
 
-def _responses(answers: Schema) -> Schema:
-    error = {"application/json": {"schema": _ERROR}}
+def _responses(path: str, answers: Schema) -> Schema:
+    error = {"application/json": {"schema": _OLLAMA_ERROR if path.startswith(OLLAMA_PATH) else _ERROR}}
     refusals = {status: {"description": meaning, "content": error} for status, meaning in _REFUSALS.items()}
     return {"200": {"description": "Done.", "content": answers}, **refusals}
 

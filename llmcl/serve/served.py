@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
+from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
@@ -81,6 +82,7 @@ class Served:
     created: int  # load time, Unix seconds
     grammars: Grammars
     device: str = ""
+    facts: ModelFacts = field(default_factory=ModelFacts)
     close: Callable[[], None] = lambda: None
 
     def check(self, prompt: Sequence[int]) -> None:

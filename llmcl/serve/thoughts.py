@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from llmcl.tokenizer.channel_reader import has_channels
+
 
 @dataclass(frozen=True)
 class ThoughtMarks:
@@ -40,6 +42,11 @@ WAYS = (
 def thought_marks(template: str | None) -> ThoughtMarks:
     """Returns the first format whose begin mark is in the template. Default: <think>, which models write unprompted."""
     return next((marks for marks in WAYS if marks.begin in (template or "")), THINK)
+
+
+def thinks(template: str | None) -> bool:
+    """Returns whether the model was trained to think before it answers, judging by the chat template."""
+    return has_channels(template) or any(marks.begin in (template or "") for marks in WAYS)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 """JSON schemas of the arguments of tools, by the names of these."""
 
 MAX_TOOLS = 512
+_MAX_TRIES = 64  # commas tried from the end of cut arguments; the last comma outside a string ends complete arguments
 NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
@@ -129,3 +132,17 @@ def _use(tools: list[Tool], choice: str, several: bool) -> ToolUse:
             400, "tool_choice: a call is required, but there are no tools", "tool_choice", "invalid_value"
         )
     return ToolUse(tuple(tools), choice == "required", several)
+
+
+def as_object(arguments: str, *, is_complete: bool = True) -> dict[str, Any]:
+    """Parses a call's arguments. Arguments that are not an object (a model's mistake) are shown as written. A cut call
+    keeps only the complete arguments.
+    """
+    tries = [arguments or "{}"]
+    if not is_complete:
+        tries += [f"{arguments[:at]}}}" for at in reversed(range(len(arguments))) if arguments[at] == ","][:_MAX_TRIES]
+    for text in tries:
+        with suppress(ValueError, RecursionError):
+            if isinstance(value := json.loads(text), dict):
+                return value
+    return {"arguments": arguments} if is_complete else {}

@@ -7,11 +7,13 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 import anthropic
+import ollama
 import openai
 import pytest
 from fake_server import FakeEngine, Running, byte_tokenizer, running, served, wait_for
 from pydantic import BaseModel, Field
 
+from llmcl.cli.serve import model_facts
 from llmcl.engine.llm import LLM
 
 QUESTIONS = ["Why is the sky blue?", "Name three primes.", "Who wrote Faust?", "What is a fish?"]
@@ -99,6 +101,34 @@ def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
             model="any", prompt="The sky is", max_tokens=1, temperature=0, logit_bias=unlikely
         )
         assert other.choices[0].text != found.tokens[0]
+
+
+@pytest.mark.full
+def test_ollamas_client_gets_the_same_answer(demo: Running) -> None:
+    """Whole, streamed and as a lone prompt, with the temperature 0 in place of the API's default."""
+    with (
+        openai.OpenAI(base_url=f"{demo.url}/v1", api_key="none", max_retries=0) as client,
+        ollama.Client(demo.url, trust_env=False) as other,
+    ):
+        expected = ask(client, QUESTIONS[0])
+        options = {"temperature": 0, "num_predict": 12}
+        said = [{"role": "user", "content": QUESTIONS[0]}]
+        whole = other.chat("smollm2", said, options=options)
+        assert whole.message.content == expected and whole.done_reason == "length" and whole.eval_count == 12
+        streamed = [*other.chat("smollm2", said, options=options, stream=True)]
+        assert "".join(chunk.message.content or "" for chunk in streamed) == expected
+        assert other.generate("smollm2", QUESTIONS[0], options=options).response == expected
+        last = streamed[-1]
+        assert last.eval_duration and last.total_duration and 1 < last.eval_duration < last.total_duration
+        fish = other.chat("smollm2", said, format=Fish.model_json_schema(), options={"num_predict": 60})
+        Fish.model_validate_json(fish.message.content or "")
+
+
+def test_facts_of_the_model(smollm2: LLM) -> None:
+    """Of SmolLM2-135M, as its page at Hugging Face has them."""
+    facts = model_facts(smollm2, "smollm2")
+    assert (facts.family, facts.parameter_size, facts.embedding_size) == ("llama", "134.52M", 576)
+    assert 0.5 < facts.n_bytes / facts.n_parameters < 4.1
 
 
 class Fish(BaseModel):

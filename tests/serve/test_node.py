@@ -1,4 +1,4 @@
-"""OpenAI's and Anthropic's own clients for Node.js, where they are installed (tests/node_clients.py)."""
+"""OpenAI's, Anthropic's and Ollama's own clients for Node.js, where they are installed (tests/node_clients.py)."""
 
 from __future__ import annotations
 
@@ -21,6 +21,14 @@ const caught = async (what) => { try { await what(); return "nothing" } catch (e
 ANTHROPIC = """
 import Anthropic from "@anthropic-ai/sdk";
 const client = new Anthropic({ baseURL: process.env.URL, apiKey: process.env.KEY ?? "none", maxRetries: 0 });
+const messages = [{ role: "user", content: "Hello" }];
+const found = {};
+const caught = async (what) => { try { await what(); return "nothing" } catch (error) { return error } };
+"""
+OLLAMA = """
+import { Ollama } from "ollama";
+const headers = process.env.KEY ? { Authorization: `Bearer ${process.env.KEY}` } : {};
+const client = new Ollama({ host: process.env.URL, headers });
 const messages = [{ role: "user", content: "Hello" }];
 const found = {};
 const caught = async (what) => { try { await what(); return "nothing" } catch (error) { return error } };
@@ -84,6 +92,37 @@ def test_anthropic(shared: Running) -> None:
     }
 
 
+def test_ollama(shared: Running) -> None:
+    script = """
+    const whole = await client.chat({ model: "fake", messages });
+    found.whole = [whole.message.content, whole.done_reason, whole.prompt_eval_count, whole.eval_count];
+    found.chunks = [];
+    const asked = { model: "fake", stream: true, options: { num_predict: 3 } };
+    for await (const chunk of await client.chat({ ...asked, messages }))
+        found.chunks.push([chunk.message.content, chunk.done]);
+    found.text = "";
+    for await (const chunk of await client.generate({ ...asked, prompt: "Hello" })) found.text += chunk.response;
+    found.models = (await client.list()).models.map((model) => model.name);
+    found.running = (await client.ps()).models.map((model) => model.name);
+    found.shown = (await client.show({ model: "fake" })).capabilities;
+    found.pulled = (await client.pull({ model: "fake:latest" })).status;
+    found.other = (await caught(() => client.pull({ model: "other" }))).message;
+    found.embedded = (await caught(() => client.embed({ model: "fake", input: "x" }))).status_code;
+    """
+    answer = found(OLLAMA + script, shared)
+    assert answer.pop("other").startswith("model 'other' not found; the model here is fake")
+    assert answer == {
+        "whole": ["Hello", "stop", 23, 6],
+        "chunks": [["H", False], ["e", False], ["l", False], ["", True]],
+        "text": "Hel",
+        "models": ["fake:latest"],
+        "running": ["fake:latest"],
+        "shown": ["completion"],
+        "pulled": "success",
+        "embedded": 501,
+    }
+
+
 def test_errors_are_the_clients_own() -> None:
     engine = FakeEngine(byte_tokenizer())
     with running(engine, api_keys=("key",)) as server:
@@ -101,6 +140,13 @@ def test_errors_are_the_clients_own() -> None:
             "stranger": True,
             "missing": [True, 501],
         }
+        ollama = """
+        const wrong = await caught(() => client.chat({ model: "fake", messages, options: { temperature: "hot" } }));
+        found.wrong = [wrong.status_code, wrong.message.startsWith("options.temperature")];
+        const stranger = new Ollama({ host: process.env.URL });
+        found.stranger = (await caught(() => stranger.list())).status_code;
+        """
+        assert found(OLLAMA + ollama, server, KEY="key") == {"wrong": [400, True], "stranger": 401}
         engine.fail = KeyError("k")
         anthropic = """
         const wrong = await caught(() => client.messages.create({ model: "any", messages, max_tokens: 0 }));
