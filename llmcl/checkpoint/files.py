@@ -35,7 +35,7 @@ def map_file(path: Path) -> np.ndarray:
             mapped = _MappedFile.of(path)
     except ValueError:
         raise CheckpointError(f"{path.name} is empty. Fetch it again.") from None
-    if mapped[: len(_LFS_POINTER)] == _LFS_POINTER:
+    if mapped.file.read(len(_LFS_POINTER)) == _LFS_POINTER:
         raise CheckpointError(
             f"{path.name} is a Git LFS pointer, not the file itself. Run `git lfs pull` in its folder."
         )

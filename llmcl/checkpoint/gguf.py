@@ -182,9 +182,8 @@ def check_header(data: bytes) -> bool:
 def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     """Reads (metadata, tensors by GGUF name) from a file. Shapes are row-major. Raises CheckpointError."""
     data = map_file(path)
-    cursor = _Cursor(data[:MAX_HEADER_BYTES])
-    metadata, table, alignment = _read_header(cursor)
-    content = data[-(-cursor.at // alignment) * alignment :]
+    n_header, (metadata, table, alignment) = _header_of_file(data)
+    content = data[-(-n_header // alignment) * alignment :]
 
     stored: dict[str, StoredTensor] = {}
     ranges = []
@@ -199,7 +198,7 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
         stored[name] = StoredTensor(shape, format, content[offset:end])
         ranges.append((offset, end, name))
     behind = -(-max((end for _, end, _ in ranges), default=0) // alignment) * alignment
-    if "split.count" in metadata and bytes(content[behind : behind + len(MAGIC)]) == MAGIC:
+    if "split.count" in metadata and read_view(content[behind : behind + len(MAGIC)]).tobytes() == MAGIC:
         raise CheckpointError(
             "the file is parts of a split GGUF one behind the other. Keep each in its own file, "
             "...-00001-of-00003.gguf and so on, or merge them with llama.cpp's `llama-gguf-split --merge`."
@@ -207,6 +206,24 @@ def read_gguf(path: Path) -> tuple[dict[str, Any], dict[str, StoredTensor]]:
     _check_no_holes(ranges, len(content), alignment)
     return metadata, stored
 
+
+def _header_of_file(data: np.ndarray) -> tuple[int, tuple[dict[str, Any], list[_Entry], int]]:
+    """Reads (header size in bytes, header) from a mapped file. Its beginning is read anew, longer, until it holds the
+    header.
+    """
+    n_bytes, largest = FIRST_HEADER_BYTES, min(len(data), MAX_HEADER_BYTES)
+    while True:
+        cursor = _Cursor(read_view(data[: min(n_bytes, largest)]))
+        try:
+            header = _read_header(cursor)
+            return cursor.at, header
+        except CheckpointError:
+            if n_bytes >= largest:
+                raise
+        n_bytes *= 4
+
+
+FIRST_HEADER_BYTES = 16 << 20  # most headers are shorter; reading them takes milliseconds
 
 _Entry = tuple[str, tuple[int, ...], str, int]  # tensor table entry: name, row-major shape, format, offset
 

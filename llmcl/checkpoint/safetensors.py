@@ -19,7 +19,7 @@ import numpy as np
 
 from llmcl.architectures.config import ModelConfig, config_from_hf
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS
-from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, reading
+from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, read_view, reading
 from llmcl.checkpoint.interleaved import interleaved_parts
 from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.quantize import is_convolution
@@ -267,7 +267,7 @@ def read_file_tensors(path: Path) -> dict[str, StoredTensor]:
 
 
 def _header(data: np.ndarray) -> bytes:
-    return data[8 : 8 + int.from_bytes(data[:8].tobytes(), "little")].tobytes()
+    return read_view(data[8 : 8 + int.from_bytes(read_view(data[:8]).tobytes(), "little")]).tobytes()
 
 
 def _bits(dtype: str) -> int:
@@ -278,7 +278,7 @@ def _bits(dtype: str) -> int:
 
 def _refusal(file: str, data: np.ndarray, reason: str) -> CheckpointError:
     """Returns the error for a file that the library refused, with the found and the expected value added."""
-    n_header = int.from_bytes(data[:8].tobytes(), "little")
+    n_header = int.from_bytes(read_view(data[:8]).tobytes(), "little")
     if len(data) < 8:
         return CheckpointError(f"{file} has {counted(len(data), 'byte')}, expected at least 8. Fetch it again.")
     if n_header > min(MAX_HEADER_BYTES, len(data) - 8):

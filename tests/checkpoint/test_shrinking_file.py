@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 from programs import ROOT
 
+from llmcl.checkpoint import resolve
 from llmcl.checkpoint.files import map_file, read_view
 from llmcl.errors import CheckpointError
 
@@ -37,6 +39,35 @@ def test_what_was_read_stays_when_the_file_shrinks(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, (done.returncode, done.stderr)
     assert int(done.stdout) > 0
+
+
+WHILE_OPENED = """
+import os, sys
+from llmcl.checkpoint import gguf, open_checkpoint, safetensors
+from llmcl.errors import CheckpointError
+
+def map_and_truncate(path, map_file=gguf.map_file):
+    data = map_file(path)
+    os.truncate(path, 10)
+    return data
+
+gguf.map_file = safetensors.map_file = map_and_truncate
+try:
+    open_checkpoint(sys.argv[1])
+except CheckpointError as error:
+    print(error)
+"""
+
+
+def test_a_header_that_shrinks_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "model.gguf"
+    shutil.copy(resolve("smollm2", offline=True, progress=None), path)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", WHILE_OPENED, str(path)], capture_output=True, text=True, env=environment
+    )
+    assert done.returncode == 0, (done.returncode, done.stderr)
+    assert "bytes when it was opened and has 10 now" in done.stdout
 
 
 VIEWS: list[Callable[[np.ndarray], np.ndarray]] = [
