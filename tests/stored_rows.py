@@ -7,8 +7,9 @@ from helpers import GUARD_WORDS, POISON, poisoned, read_guarded, run, small_conf
 
 from llmcl.kernels.common.dtype import TILE_ROWS, tile_bytes
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.weight import Weight, WeightPart, load_rows
+from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.ops.embed import embed
+from llmcl.ops.load_weight import load_weight
 from llmcl.runtime.device import Device
 from llmcl.tools.trials import StoredRows, random_blocks
 
@@ -36,7 +37,7 @@ def quantized_weight(device: Device, rows: int, k: int, dtype: str, tiles_per_pa
 
 def load(device: Device, weight: Weight, source: StoredRows, **options: int) -> np.ndarray:
     flags = device.zeros(4 * 3, "flags")
-    assert sum(load_rows(device, weight, source, flags, 1, **options)) == source.data.nbytes
+    assert sum(load_weight(device, weight, source, flags, 1, **options)) == source.data.nbytes
     for part in weight.parts:
         words = device.read(part.buffer, np.uint32, (part.buffer.nbytes // 4,))
         assert np.all(words[-GUARD_WORDS:] == POISON), "written past the end of a part"

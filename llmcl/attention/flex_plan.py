@@ -135,7 +135,7 @@ class FlexPlan:
             p = self.problem
             pages = [PAGE_TABLE, *map(np.int32, (p.n_pages, p.page_tokens, p.n_kv_heads))]
         self._launch(
-            "portable/pad_rows.cl",
+            table.op_kernel(self.device, "pad_rows").file,
             "pad_rows",
             {"FROM": KERNEL_NAMES[dtypes[0]], "TO": KERNEL_NAMES[dtypes[1]], "PAGED": paged},
             [array, to, *map(np.int32, sizes), *pages],
@@ -275,7 +275,7 @@ class FlexPlan:
         if splits > 1:
             self._launch(
                 few.file,
-                few.merge_kernel,
+                f"{few.kernel}_merge",
                 constants,
                 [part_ml, part_acc, "out", lse, self._state, *rows],
                 groups=(p.n_q_heads, p.n_queries, p.batch),

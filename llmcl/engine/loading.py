@@ -19,14 +19,14 @@ from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import Drafting
 from llmcl.errors import UnsupportedModelError, UsageError, check_flags, check_function, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
-from llmcl.kernels.implementation import check_only_kernels
+from llmcl.kernels.table import check_only_kernels
 from llmcl.models.kv_cache import KVCache, capacity_for
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import check_memory, exact_queries, forecast
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.random_shapes import random_shape_config
-from llmcl.models.recurrent_blocks import kernels_of
+from llmcl.models.recurrent_blocks import checked_ops
 from llmcl.models.weights import (
     ModelWeights,
     WeightTypes,
@@ -336,7 +336,7 @@ def _assemble(
         check_kv_dtype(kv_dtype, heads.size)
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
-    check_only_kernels(device, "float32", kv_dtype, types.dtype, others=kernels_of(config))
+    check_only_kernels(device, "float32", kv_dtype, types.dtype, others=checked_ops(config))
     n_sequences = None if request.page_tokens is None else 1
     needed = forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context), n_sequences)
     if device.allocated_bytes > 0:

@@ -9,7 +9,10 @@ from typing import TypeVar
 import numpy as np
 
 from llmcl.errors import DeviceError, UsageError, shown
-from llmcl.runtime.device import Device, KernelArg
+from llmcl.runtime.device import Device, Groups, KernelArg
+
+Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
+"""Build constants, the work-groups, and the work-items per group."""
 
 
 class Implementation(ABC):
@@ -55,6 +58,28 @@ class Implementation(ABC):
         return f"{self.file} {dtype}"
 
 
+class OpKernel(Implementation):
+    """Runs an op without an abstract class: by default `portable/<op>.cl`, on any device.
+
+    A device class derives a subclass with a folder, a name and `supports_device`, and lists an instance per op. All
+    kernels for an op take the same arguments.
+    """
+
+    name = "shared"
+    folder = "portable"
+
+    def __init__(self, op: str):
+        self.op = op
+        self.file = f"{self.folder}/{op}.cl"
+
+    def supports_device(self, device: Device) -> bool:
+        return True
+
+    def size(self, device: Device, portable: Size) -> Size:
+        """Returns the kernel's sizes. portable: the portable kernel's sizes."""
+        return portable
+
+
 Row = TypeVar("Row", bound=Implementation)
 
 
@@ -82,22 +107,8 @@ def pick(rows: Sequence[Row], device: Device, dtype: str, size: int, name: str |
     raise wrong_kernel_error(device, fitting[-1].key(dtype))
 
 
-ONLY = ("portable/embed.cl", "portable/rms_norm.cl", "portable/sample.cl")
-"""Kernels checked by `llmcl doctor` that have a single implementation, for every device class and model."""
-
-
-def check_only_kernels(device: Device, *dtypes: str, others: Sequence[str] = ()) -> None:
-    """Raises DeviceError if `llmcl doctor` found a kernel without alternatives to be wrong.
-
-    others: more kernel files without alternatives, which only some models need.
-    """
-    for key in device.cache.excluded:
-        file, _, dtype = key.partition(" ")
-        if file in (*ONLY, *others) and dtype in dtypes:
-            raise wrong_kernel_error(device, key)
-
-
 def wrong_kernel_error(device: Device, key: str) -> DeviceError:
+    """Returns the error for a wrong kernel without an alternative."""
     file, _, dtype = key.partition(" ")
     return DeviceError(
         f"kernel {file} gives wrong results for {dtype} on {device.name} with this driver, and no other variant is "

@@ -10,7 +10,6 @@ from llmcl.errors import OutOfDeviceMemoryError, counted
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.sizes import prefill_chunk
-from llmcl.kernels.common.weight import STAGING_BYTES
 from llmcl.models.activations import activation_shapes, splits_of
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.recurrent_blocks import delta_shape
@@ -20,6 +19,7 @@ from llmcl.ops.attention import prefill_implementation
 from llmcl.ops.delta_chunks import delta_scratch_bytes
 from llmcl.ops.experts import experts_scratch_bytes
 from llmcl.ops.linear import linear_scratch_bytes
+from llmcl.ops.load_weight import STAGING_BYTES
 from llmcl.runtime.device import Device
 
 SAMPLING_BYTES = 20  # per sequence and vocabulary token: logits, latest positions, counts, candidates

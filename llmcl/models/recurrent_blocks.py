@@ -20,14 +20,11 @@ from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Buffer, Launch
 
 
-def kernels_of(config: ModelConfig) -> list[str]:
-    """Returns the kernel files that `llmcl doctor` names for blocks that some models have and that exist in one
-    variant.
-    """
-    files: dict[type[Block], str] = {ShortConv: "portable/short_conv.cl", DeltaNet: "portable/delta_rule.cl"}
-    files[LatentAttention] = "portable/latent_append.cl"
+def checked_ops(config: ModelConfig) -> list[str]:
+    """Returns the ops with one variant that `llmcl doctor` checks and that only some models need."""
+    ops: dict[type[Block], str] = {ShortConv: "short_conv", DeltaNet: "delta_rule", LatentAttention: "latent_append"}
     kinds = {type(block) for layer in config.layers for block in layer}
-    return [file for kind, file in files.items() if kind in kinds]
+    return [op for kind, op in ops.items() if kind in kinds]
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,11 @@ from llmcl.checkpoint.mixes import MIXES, mixed_format
 from llmcl.checkpoint.quantize import EMBEDDINGS, is_convolution, is_router, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
-from llmcl.kernels.common.weight import Weight, alloc_weight, fill_random, load_rows, weight_bytes
+from llmcl.kernels.common.weight import Weight, alloc_weight, weight_bytes
 from llmcl.models.blocks import weights_of
 from llmcl.models.bound_block import BlockWeights
+from llmcl.ops.load_weight import load_weight
+from llmcl.ops.random_weight import random_weight
 from llmcl.progress import Progress
 from llmcl.runtime.device import Buffer, Device
 
@@ -158,7 +160,7 @@ def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
 
 @dataclass(frozen=True)
 class _TensorRows:
-    """Rows of a checkpoint tensor for `load_rows`, requantised if `format` differs from the stored format.
+    """Rows of a checkpoint tensor for `load_weight`, requantised if `format` differs from the stored format.
 
     Without `runs`: n_rows rows from row `first` on. With `runs`: the first n_rows rows in the runs.
     """
@@ -235,7 +237,7 @@ def load_weights(
         parts = zip(plan.tensors, plan.first_rows(), plan.tensor_rows, plan.runs_of_tensors, strict=True)
         for i, (name, first, n_rows, runs) in enumerate(parts):
             is_up = plan.alternate and i % 2 == 1
-            yield from load_rows(
+            yield from load_weight(
                 device,
                 weight,
                 _TensorRows(checkpoint, name, formats[name], first, n_rows, runs),
@@ -379,7 +381,7 @@ def random_weights(
         count += 1
         weight = _alloc(device, plan, types)
         # A uniform distribution with variance 1 / k keeps activations near magnitude 1 in a deep stack.
-        fill_random(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
+        random_weight(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
         if progress:
             device.finish()
             done += sum(part.buffer.nbytes for part in weight.parts)

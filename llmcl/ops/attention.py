@@ -179,17 +179,16 @@ def attention_merge(
         "LOCAL_SIZE": size,
         **_sinks(sinks),
     }
-    return [
-        device.launch(
-            "portable/attention_merge.cl",
-            "attention_merge",
-            constants,
-            [part_ml, part_acc, out, step.state, *_given(sinks)],
-            groups=for_rows(step, shape.n_q_heads, n_rows=n_rows),
-            local=(size, 1) if step.n_sequences else (size,),
-            cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
-        ).needed_from(one_split_keys)
-    ]
+    launches = table.op_launches(
+        device,
+        "attention_merge",
+        constants,
+        [part_ml, part_acc, out, step.state, *_given(sinks)],
+        groups=for_rows(step, shape.n_q_heads, n_rows=n_rows),
+        local=(size, 1) if step.n_sequences else (size,),
+        cost=once(4 * shape.n_q_heads * (n_splits * (2 + shape.head_dim) + shape.head_dim)),
+    )
+    return [launch.needed_from(one_split_keys) for launch in launches]
 
 
 def rope_append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.linear import GATES
 from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -17,14 +18,12 @@ def biased_gate(device: Device, gate_up: Buffer, bias: Buffer, out: Buffer, gate
     columns = bias.nbytes // 8
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
-    return [
-        device.launch(
-            "portable/biased_gate.cl",
-            "biased_gate",
-            {"COLUMNS": columns, "GATE": GATES[gate], "RUN": run, "LOCAL_SIZE": size},
-            [gate_up, bias, out],
-            groups=lambda n: (-(-columns // (16 * run)), n),
-            local=(size, 1),
-            cost=per_token(12 * columns),
-        )
-    ]
+    return op_launches(
+        device,
+        "biased_gate",
+        {"COLUMNS": columns, "GATE": GATES[gate], "RUN": run, "LOCAL_SIZE": size},
+        [gate_up, bias, out],
+        groups=lambda n: (-(-columns // (16 * run)), n),
+        local=(size, 1),
+        cost=per_token(12 * columns),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.experts import bias_constants
 from llmcl.kernels.common.sizes import local_size, power_of_two_at_least
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -35,17 +36,15 @@ def choose_experts(
         "LOCAL_SIZE": size,
         **bias_constants(bias),
     }
-    return [
-        device.launch(
-            "portable/choose_experts.cl",
-            "choose_experts",
-            constants,
-            [logits, ids, weights, *([] if bias is None else [bias])],
-            groups=lambda n: (n,),
-            local=(size,),
-            cost=per_token(4 * n_experts + 8 * top_k),
-        )
-    ]
+    return op_launches(
+        device,
+        "choose_experts",
+        constants,
+        [logits, ids, weights, *([] if bias is None else [bias])],
+        groups=lambda n: (n,),
+        local=(size,),
+        cost=per_token(4 * n_experts + 8 * top_k),
+    )
 
 
 def choose_scored_experts(
@@ -87,14 +86,12 @@ def choose_scored_experts(
         "CORRECTION": correction is not None,
         "LOCAL_SIZE": size,
     }
-    return [
-        device.launch(
-            "portable/choose_scored_experts.cl",
-            "choose_scored_experts",
-            constants,
-            [logits, logits if correction is None else correction, ids, weights],
-            groups=lambda n: (n,),
-            local=(size,),
-            cost=per_token(4 * n_experts + 8 * top_k),
-        )
-    ]
+    return op_launches(
+        device,
+        "choose_scored_experts",
+        constants,
+        [logits, logits if correction is None else correction, ids, weights],
+        groups=lambda n: (n,),
+        local=(size,),
+        cost=per_token(4 * n_experts + 8 * top_k),
+    )

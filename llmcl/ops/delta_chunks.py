@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
+from llmcl.kernels.table import op_launches
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
@@ -85,8 +86,8 @@ def delta_chunks(
         return Cost(8 * shape.n_v * shape.d_k * shape.d_v + 4 * n * (read + 2 * shape.n_v * shape.d_v), products)
 
     return [
-        device.launch(
-            "portable/delta_terms.cl",
+        *op_launches(
+            device,
             "delta_terms",
             {**common, "SLICE": sizes.slice, "LOCAL_SIZE": TERMS_LOCAL_SIZE},
             [qkv, gates, step.state, w, out, b, factors],
@@ -94,8 +95,8 @@ def delta_chunks(
             local=(TERMS_LOCAL_SIZE, 1),
             cost=terms_cost,
         ),
-        device.launch(
-            "portable/delta_chunks.cl",
+        *op_launches(
+            device,
             "delta_chunks",
             {**common, **chunk_constants, "LOCAL_SIZE": sizes.local_size},
             [qkv, w, b, factors, step.state, states, out],

@@ -7,6 +7,7 @@ import numpy as np
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, largest_divisor, local_size
 from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
+from llmcl.kernels.table import op_launches
 from llmcl.ops.delta_chunks import chunk_sizes, delta_chunks
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import conv_state
@@ -43,17 +44,15 @@ def delta_inputs(
     group = {"HEADS_PER_GROUP": per_group, "WIDTH": columns_a_work_item(device), "LOCAL_SIZE": local_size(device, 64)}
     constants = {**step.constants, "STATE_RECURRENT": RECURRENT, **shape.constants, **group, "LENGTH": shape.length}
     moved = 2 + (2 * (shape.length - 1) if each_alone else 0)
-    launches = [
-        device.launch(
-            "portable/delta_inputs.cl",
-            "delta_inputs",
-            {**constants, "EACH_ALONE": each_alone},
-            [rows, weights, scalars, step.state, states, qkv, gates],
-            groups=lambda n: (heads // per_group, n),
-            local=(group["LOCAL_SIZE"], 1),
-            cost=per_token(4 * (moved * shape.channels + 4 * shape.n_v)),
-        )
-    ]
+    launches = op_launches(
+        device,
+        "delta_inputs",
+        {**constants, "EACH_ALONE": each_alone},
+        [rows, weights, scalars, step.state, states, qkv, gates],
+        groups=lambda n: (heads // per_group, n),
+        local=(group["LOCAL_SIZE"], 1),
+        cost=per_token(4 * (moved * shape.channels + 4 * shape.n_v)),
+    )
     if not each_alone:
         sizes = {"row": shape.row, "channels": shape.channels, "length": shape.length}
         launches += conv_state(device, rows, step, states, **sizes, gated=False)
@@ -93,9 +92,10 @@ def delta_rule(
         tokens = 4 * n * (shape.channels + shape.n_v * (shape.d_v + 2))
         return Cost(8 * state_values * (n if each_alone else 1) + tokens, 8.0 * state_values * n)
 
-    return [
-        device.launch(
-            "portable/delta_rule.cl",
+    launches: list[Launch] = []
+    for first in range(0, 1 if each_alone else step.max_tokens, segment):
+        launches += op_launches(
+            device,
             "delta_rule",
             {**step.constants, **shape.constants, **sizes, **kind},
             [qkv, gates, step.state, states, out, np.int32(first)],
@@ -103,8 +103,7 @@ def delta_rule(
             local=(columns * parts, *((1, 1) if each_alone else (1,))),
             cost=cost,
         )
-        for first in range(0, 1 if each_alone else step.max_tokens, segment)
-    ]
+    return launches
 
 
 def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, rows: Buffer, eps: float) -> list[Launch]:
@@ -124,14 +123,12 @@ def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, row
         "LOCAL_SIZE": size,
         "WIDTH": columns_a_work_item(device),
     }
-    return [
-        device.launch(
-            "portable/gated_norm.cl",
-            "gated_norm",
-            constants,
-            [x, weight, rows],
-            groups=lambda n: (shape.n_v // per_group, n),
-            local=(size, 1),
-            cost=per_token(12 * shape.n_v * shape.d_v),
-        )
-    ]
+    return op_launches(
+        device,
+        "gated_norm",
+        constants,
+        [x, weight, rows],
+        groups=lambda n: (shape.n_v // per_group, n),
+        local=(size, 1),
+        cost=per_token(12 * shape.n_v * shape.d_v),
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import RECURRENT, StepState
+from llmcl.kernels.table import op_launches
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -35,14 +36,12 @@ def delta_token(
     size = parts * largest_divisor(columns, min(ITEMS, device.entry.max_work_group_size) // parts)
     constants = {**step.constants, **shape.constants, "STATE_RECURRENT": RECURRENT, "LENGTH": shape.length}
     token_constants = {"PARTS": parts, "LOCAL_SIZE": size, "EPS": float(eps), "HEADS_IN_TURN": shape.heads_in_turn}
-    return [
-        device.launch(
-            "portable/delta_token.cl",
-            "delta_token",
-            {**constants, **token_constants},
-            [rows, weights, scalars, norm, step.state, inputs, states, out],
-            groups=lambda n: (shape.n_k, n),
-            local=(size, 1),
-            cost=per_token(shape.token_bytes),
-        )
-    ]
+    return op_launches(
+        device,
+        "delta_token",
+        {**constants, **token_constants},
+        [rows, weights, scalars, norm, step.state, inputs, states, out],
+        groups=lambda n: (shape.n_k, n),
+        local=(size, 1),
+        cost=per_token(shape.token_bytes),
+    )

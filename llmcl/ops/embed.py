@@ -9,6 +9,7 @@ from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -38,28 +39,26 @@ def embed(
     launches = []
     for part in table.parts:
         first, rows = table.rows_in(part)
-        launches.append(
-            device.launch(
-                "portable/embed.cl",
-                "embed",
-                constants | {"WEIGHT": kernel_name(part.dtype)},
-                [
-                    part.buffer,
-                    step.tokens,
-                    step.state,
-                    rotation,
-                    x,
-                    rope,
-                    last_seen,
-                    np.int32(first),
-                    np.int32(rows),
-                    np.int32(table.k),
-                    np.float32(scale),
-                    np.int32(table.rows),
-                ],
-                groups=lambda n: (n,),
-                local=(local_size(device, 256),),
-                cost=per_token(4 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
-            )
+        launches += op_launches(
+            device,
+            "embed",
+            constants | {"WEIGHT": kernel_name(part.dtype)},
+            [
+                part.buffer,
+                step.tokens,
+                step.state,
+                rotation,
+                x,
+                rope,
+                last_seen,
+                np.int32(first),
+                np.int32(rows),
+                np.int32(table.k),
+                np.float32(scale),
+                np.int32(table.rows),
+            ],
+            groups=lambda n: (n,),
+            local=(local_size(device, 256),),
+            cost=per_token(4 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
         )
     return launches

@@ -30,6 +30,7 @@ from llmcl.kernels.common.linear import EXPERT_GATES, FEW_ROWS
 from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
 
@@ -123,17 +124,15 @@ def group_by_expert(
     """
     size = local_size(device, 1024)
     constants = {"N_EXPERTS": n_experts, "TOP_K": top_k, "BLOCK_ROWS": block_rows, "LOCAL_SIZE": size}
-    return [
-        device.launch(
-            "portable/group_by_expert.cl",
-            "group_by_expert",
-            {**step_state.CONSTANTS, **constants},
-            [ids, order, blocks, step.state],
-            groups=(1,),
-            local=(size,),
-            cost=per_token(12 * top_k),
-        )
-    ]
+    return op_launches(
+        device,
+        "group_by_expert",
+        {**step_state.CONSTANTS, **constants},
+        [ids, order, blocks, step.state],
+        groups=(1,),
+        local=(size,),
+        cost=per_token(12 * top_k),
+    )
 
 
 def _of_rows(device: Device, weight: Weight, max_rows: int) -> list[ExpertsOfRows]:
@@ -255,17 +254,15 @@ def experts_sum(device: Device, y: Buffer | ExpertRows, x: Buffer, *, top_k: int
     outputs, dtype = (y.buffer, y.dtype) if isinstance(y, ExpertRows) else (y, "float32")
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
-    return [
-        device.launch(
-            "portable/experts_sum.cl",
-            "experts_sum",
-            {"COLUMNS": columns, "TOP_K": top_k, "RUN": run, "LOCAL_SIZE": size, "OUTPUTS": KERNEL_NAMES[dtype]},
-            [outputs, x],
-            groups=lambda n: (-(-columns // (16 * run)), n),
-            local=(size, 1),
-            cost=per_token(columns * (ITEM_BYTES[dtype] * top_k + 8)),
-        )
-    ]
+    return op_launches(
+        device,
+        "experts_sum",
+        {"COLUMNS": columns, "TOP_K": top_k, "RUN": run, "LOCAL_SIZE": size, "OUTPUTS": KERNEL_NAMES[dtype]},
+        [outputs, x],
+        groups=lambda n: (-(-columns // (16 * run)), n),
+        local=(size, 1),
+        cost=per_token(columns * (ITEM_BYTES[dtype] * top_k + 8)),
+    )
 
 
 def experts_scratch_bytes(

@@ -6,6 +6,7 @@ from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -16,30 +17,26 @@ def last_token(device: Device, step: StepState, x: Buffer, qkv: Buffer, *, hidde
     Later launches see a step with a single token at the last token's position.
     """
     size = local_size(device, 256)
-    return [
-        device.launch(
-            "portable/last_token.cl",
-            "last_token",
-            {**step_state.CONSTANTS, "HIDDEN": hidden, "QKV": columns, "LOCAL_SIZE": size},
-            [step.state, x, qkv],
-            groups=(1,),
-            local=(size,),
-            cost=once(8 * (hidden + columns)),
-        )
-    ]
+    return op_launches(
+        device,
+        "last_token",
+        {**step_state.CONSTANTS, "HIDDEN": hidden, "QKV": columns, "LOCAL_SIZE": size},
+        [step.state, x, qkv],
+        groups=(1,),
+        local=(size,),
+        cost=once(8 * (hidden + columns)),
+    )
 
 
 def last_row(device: Device, step: StepState, x: Buffer, columns: int) -> list[Launch]:
     """Moves the last row of x float32 [n, columns] to row 0. Must be enqueued before `last_token`, which changes n."""
     size = local_size(device, 256)
-    return [
-        device.launch(
-            "portable/last_row.cl",
-            "last_row",
-            {**step_state.CONSTANTS, "COLUMNS": columns, "LOCAL_SIZE": size},
-            [step.state, x],
-            groups=(1,),
-            local=(size,),
-            cost=once(8 * columns),
-        )
-    ]
+    return op_launches(
+        device,
+        "last_row",
+        {**step_state.CONSTANTS, "COLUMNS": columns, "LOCAL_SIZE": size},
+        [step.state, x],
+        groups=(1,),
+        local=(size,),
+        cost=once(8 * columns),
+    )

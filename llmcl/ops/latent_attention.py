@@ -12,6 +12,7 @@ from llmcl.kernels.common.latent import LatentAttention, LatentShape
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.table import op_launches
 from llmcl.ops.attention import attention_merge
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -36,17 +37,15 @@ def latent_append(
     """
     size = local_size(device, 128)
     constants = shape.constants(step) | {"INTERLEAVED": shape.interleaved, "EPS": float(eps), "LOCAL_SIZE": size}
-    return [
-        device.launch(
-            "portable/latent_append.cl",
-            "latent_append",
-            constants,
-            [latents, norm, queries, rope, step.state, cache],
-            groups=lambda n: (n,),
-            local=(size,),
-            cost=per_token(4 * shape.width + shape.cache.row_bytes + 8 * shape.n_heads * shape.rope),
-        )
-    ]
+    return op_launches(
+        device,
+        "latent_append",
+        constants,
+        [latents, norm, queries, rope, step.state, cache],
+        groups=lambda n: (n,),
+        local=(size,),
+        cost=per_token(4 * shape.width + shape.cache.row_bytes + 8 * shape.n_heads * shape.rope),
+    )
 
 
 def latent_attention(

@@ -12,6 +12,7 @@ from llmcl.kernels.common.linear import EXPERT_GATES
 from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -38,16 +39,14 @@ def layer_inputs(
     launches = []
     for part in table.parts:
         first, rows = table.rows_in(part)
-        launches.append(
-            device.launch(
-                "portable/layer_inputs.cl",
-                "layer_inputs",
-                constants | {"WEIGHT": kernel_name(part.dtype)},
-                [part.buffer, step.tokens, step.state, norm, x, np.int32(first), np.int32(rows)],
-                groups=lambda n: (n_layers, n),
-                local=(size, 1),
-                cost=per_token(8 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
-            )
+        launches += op_launches(
+            device,
+            "layer_inputs",
+            constants | {"WEIGHT": kernel_name(part.dtype)},
+            [part.buffer, step.tokens, step.state, norm, x, np.int32(first), np.int32(rows)],
+            groups=lambda n: (n_layers, n),
+            local=(size, 1),
+            cost=per_token(8 * table.k + tile_bytes(table.k, part.dtype) / TILE_ROWS),
         )
     return launches
 
@@ -62,21 +61,19 @@ def gate_inputs(
     """
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
-    return [
-        device.launch(
-            "portable/gate_inputs.cl",
-            "gate_inputs",
-            {
-                "COLUMNS": columns,
-                "ROW": row,
-                "FIRST": first,
-                "GATE": EXPERT_GATES[kind],
-                "RUN": run,
-                "LOCAL_SIZE": size,
-            },
-            [gate, x],
-            groups=lambda n: (-(-columns // (16 * run)), n),
-            local=(size, 1),
-            cost=per_token(12 * columns),
-        )
-    ]
+    return op_launches(
+        device,
+        "gate_inputs",
+        {
+            "COLUMNS": columns,
+            "ROW": row,
+            "FIRST": first,
+            "GATE": EXPERT_GATES[kind],
+            "RUN": run,
+            "LOCAL_SIZE": size,
+        },
+        [gate, x],
+        groups=lambda n: (-(-columns // (16 * run)), n),
+        local=(size, 1),
+        cost=per_token(12 * columns),
+    )

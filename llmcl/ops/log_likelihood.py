@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from llmcl.kernels.common.sizes import local_size
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -25,9 +24,8 @@ def kl_divergence(device: Device, vocab_size: int, reference: Buffer, logits: Bu
     return _bind(device, "kl_divergence", vocab_size, [reference, logits, out])
 
 
-def _bind(device: Device, name: str, vocab_size: int, args: list[Buffer | np.generic]) -> Launch:
+def _bind(device: Device, op: str, vocab_size: int, args: list[Buffer]) -> Launch:
     size = local_size(device, 256)
-    constants: dict[str, object] = {"VOCAB": vocab_size, "LOCAL_SIZE": size}
-    return device.launch(
-        "portable/log_likelihood.cl", name, constants, args, groups=lambda n_rows: (n_rows,), local=(size,)
-    )
+    constants = {"VOCAB": vocab_size, "LOCAL_SIZE": size}
+    (launch,) = op_launches(device, op, constants, args, groups=lambda n_rows: (n_rows,), local=(size,))
+    return launch

@@ -9,6 +9,7 @@ import numpy as np
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device
 from llmcl.runtime.staging import send
 
@@ -37,23 +38,21 @@ class LogitBias:
         self._written: list[object] = []
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
-        self.launches = [
-            device.launch(
-                "portable/logit_bias.cl",
-                "logit_bias",
-                {
-                    **step.constants,
-                    "VOCAB": vocab_size,
-                    "MAX_BIASES": MAX_BIASES,
-                    "N_GROUPS": groups,
-                    "LOCAL_SIZE": width,
-                },
-                [logits, step.state, self.rules, self.biases, self._allowed],
-                groups=for_rows(step, groups),
-                local=(width, 1) if step.n_sequences else (width,),
-                cost=once(8 * vocab_size),
-            )
-        ]
+        self.launches = op_launches(
+            device,
+            "logit_bias",
+            {
+                **step.constants,
+                "VOCAB": vocab_size,
+                "MAX_BIASES": MAX_BIASES,
+                "N_GROUPS": groups,
+                "LOCAL_SIZE": width,
+            },
+            [logits, step.state, self.rules, self.biases, self._allowed],
+            groups=for_rows(step, groups),
+            local=(width, 1) if step.n_sequences else (width,),
+            cost=once(8 * vocab_size),
+        )
 
     def configure(self, bias: Mapping[int, float], sequence: int = 0) -> None:
         """Sets the biases for some tokens' logits, checked by SamplingParams, and allows every token."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from llmcl.errors import UsageError, shown
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
+from llmcl.kernels.table import op_launches
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.staging import send
@@ -70,19 +72,17 @@ class LogProbs:
             "LOCAL_SIZE": width,
         }
 
-        def bind(name: str, args: list[Buffer], n_groups: int, nbytes: int) -> Launch:
+        def bind(stage: str, args: list[Buffer], n_groups: int, nbytes: int) -> list[Launch]:
             local = (width, 1) if step.n_sequences else (width,)
-            at = for_rows(step, n_groups)
-            return device.launch(
-                "portable/top_logprobs.cl", name, constants, args, groups=at, local=local, cost=once(nbytes)
-            )
+            sizes: dict[str, Any] = {"groups": for_rows(step, n_groups), "local": local, "cost": once(nbytes)}
+            return op_launches(device, "top_logprobs", constants, args, stage=stage, **sizes)
 
         self.before = [
-            bind("top_logprobs", [logits, step.state, wanted, sums, tops], groups, 4 * vocab_size),
-            bind("merge_logprobs", [step.state, wanted, sums, tops, self._out], 1, 8 * groups * MAX_TOP),
+            *bind("partial", [logits, step.state, wanted, sums, tops], groups, 4 * vocab_size),
+            *bind("merge", [step.state, wanted, sums, tops, self._out], 1, 8 * groups * MAX_TOP),
         ]
         chosen = [logits, step.state, wanted, bias.rules, bias.biases, step.sampled, self._out]
-        self.after = [bind("chosen_logprob", chosen, 1, 16)]
+        self.after = bind("chosen", chosen, 1, 16)
 
     def configure(self, wanted: int | None, sequence: int = 0) -> None:
         """Sets the number of alternatives beside the chosen token, 0 to MAX_TOP; None: no log-probabilities."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import largest_divisor, local_size, power_of_two_at_most, run_of
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 WORK_ITEMS = 128  # per work-group at most, if a group handles several heads at once
@@ -44,14 +45,12 @@ def qkv_adjust(
         "LOCAL_SIZE": per_head,
         **({"VALUE_NORM": True} if value_norms else {}),
     }
-    return [
-        device.launch(
-            "portable/qkv_adjust.cl",
-            "qkv_adjust",
-            constants,
-            [qkv, bias or qkv, head_norms or qkv],
-            groups=lambda n: (heads // (in_turn * at_once), n),
-            local=(per_head * at_once, 1),
-            cost=per_token(8 * heads * head_dim),
-        )
-    ]
+    return op_launches(
+        device,
+        "qkv_adjust",
+        constants,
+        [qkv, bias or qkv, head_norms or qkv],
+        groups=lambda n: (heads // (in_turn * at_once), n),
+        local=(per_head * at_once, 1),
+        cost=per_token(8 * heads * head_dim),
+    )

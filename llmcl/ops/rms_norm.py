@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -24,14 +25,12 @@ def rms_norm(
     """
     size, hidden = local_size(device, 64), weight.nbytes // 4
     constants = {"HIDDEN": hidden, "ROW": row or hidden, "FIRST": first, "EPS": float(eps), "ADD": add}
-    return [
-        device.launch(
-            "portable/rms_norm.cl",
-            "rms_norm",
-            {**constants, "LOCAL_SIZE": size},
-            [x, weight, out],
-            groups=lambda n: (n,),
-            local=(size,),
-            cost=per_token((3 if add else 2) * weight.nbytes),
-        )
-    ]
+    return op_launches(
+        device,
+        "rms_norm",
+        {**constants, "LOCAL_SIZE": size},
+        [x, weight, out],
+        groups=lambda n: (n,),
+        local=(size,),
+        cost=per_token((3 if add else 2) * weight.nbytes),
+    )

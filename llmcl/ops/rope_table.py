@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -13,14 +14,12 @@ def rope_table(device: Device, step: StepState, rotation: Buffer, rope: Buffer) 
     `ModelConfig.rotations`.
     """
     size = local_size(device, 64)
-    return [
-        device.launch(
-            "portable/rope_table.cl",
-            "rope_table",
-            {**step.constants, "HEAD_DIM": rotation.nbytes // 4, "LOCAL_SIZE": size},
-            [step.state, rotation, rope],
-            groups=lambda n: (n,),
-            local=(size,),
-            cost=per_token(rotation.nbytes),
-        )
-    ]
+    return op_launches(
+        device,
+        "rope_table",
+        {**step.constants, "HEAD_DIM": rotation.nbytes // 4, "LOCAL_SIZE": size},
+        [step.state, rotation, rope],
+        groups=lambda n: (n,),
+        local=(size,),
+        cost=per_token(rotation.nbytes),
+    )

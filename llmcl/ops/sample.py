@@ -14,6 +14,7 @@ from llmcl.errors import UsageError, shown
 from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import columns_a_work_item, rolls_loops, widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
+from llmcl.kernels.table import op_launches
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.ops.logprobs import LogProbs, check_alternatives
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -38,7 +39,7 @@ CONSTANTS = {
     "SAMPLING_WINDOW": 5,
     "SAMPLING_SEED_LO": 6,
     "SAMPLING_SEED_HI": 7,
-    "SAMPLING_THRESHOLD": 8,  # written by sample_select
+    "SAMPLING_THRESHOLD": 8,  # written by sample_threshold_select
     "SAMPLING_TRUNCATES": 9,  # the kernels that choose the token: BEST_SCORE, ABOVE_THRESHOLD or LARGEST
     "SAMPLING_PRESENCE": 10,
     "SAMPLING_FREQUENCY": 11,
@@ -180,22 +181,15 @@ class Sampler:
         self.logprobs = LogProbs(device, logits, vocab_size, step, self.bias)
         self._choices: dict[int, int] = {}
 
-        def bind(file: str, name: str, args: list[Buffer], n_groups: int, n_bytes: int) -> Launch:
-            return device.launch(
-                f"portable/{file}.cl",
-                name,
-                constants,
-                args,
-                groups=for_rows(step, n_groups),
-                local=local,
-                cost=once(n_bytes),
-            )
+        def bind(op: str, stage: str, args: list[Buffer], n_groups: int, n_bytes: int) -> list[Launch]:
+            at, cost = for_rows(step, n_groups), once(n_bytes)
+            return op_launches(device, op, constants, args, stage=stage, groups=at, local=local, cost=cost)
 
-        def bind_largest() -> Launch:
+        def bind_largest() -> list[Launch]:
             largest_constants = {"WIDTH": columns_a_work_item(device), "LARGEST": LARGEST}
             groups_own = ("N_GROUPS", "LOCAL_SIZE", "ROLL_LOOPS")
-            return device.launch(
-                "portable/sample_largest.cl",
+            return op_launches(
+                device,
                 "sample_largest",
                 {name: value for name, value in constants.items() if name not in groups_own} | largest_constants,
                 [logits, self.params, *outputs],
@@ -210,17 +204,17 @@ class Sampler:
         above = "sample_threshold"
         self._choose = {
             BEST_SCORE: [
-                bind("sample", "sample_partial", [*inputs, best], groups, read),
-                bind("sample", "sample_finish", [best, self.params, *outputs], 1, 8 * groups),
+                *bind("sample", "partial", [*inputs, best], groups, read),
+                *bind("sample", "finish", [best, self.params, *outputs], 1, 8 * groups),
             ],
             ABOVE_THRESHOLD: [
-                bind(above, "sample_histogram", [*inputs, best, bins], groups, read),
-                bind(above, "sample_candidates", [*inputs, best, bins, candidates], groups, read),
-                bind(above, "sample_select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
+                *bind(above, "histogram", [*inputs, best, bins], groups, read),
+                *bind(above, "candidates", [*inputs, best, bins, candidates], groups, read),
+                *bind(above, "select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
             ],
         }
         if columns_a_work_item(device) > 1:  # with vectors, a single work-item is enough
-            self._choose[LARGEST] = [bind_largest()]
+            self._choose[LARGEST] = bind_largest()
         self._choices[0] = BEST_SCORE
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -14,14 +15,12 @@ def scale_rows(device: Device, x: Buffer, factor: Buffer, columns: int) -> list[
     """
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
-    return [
-        device.launch(
-            "portable/scale_rows.cl",
-            "scale_rows",
-            {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size},
-            [x, factor],
-            groups=lambda n: (-(-columns // (16 * run)), n),
-            local=(size, 1),
-            cost=per_token(8 * columns),
-        )
-    ]
+    return op_launches(
+        device,
+        "scale_rows",
+        {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size},
+        [x, factor],
+        groups=lambda n: (-(-columns // (16 * run)), n),
+        local=(size, 1),
+        cost=per_token(8 * columns),
+    )

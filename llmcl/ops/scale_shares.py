@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size, power_of_two_at_least
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
@@ -13,14 +14,12 @@ def scale_shares(device: Device, shares: Buffer, ids: Buffer, scales: Buffer, *,
     shares float32 [n, top_k], ids int32 [n, top_k], scales float32 [n_experts].
     """
     size = local_size(device, min(64, power_of_two_at_least(top_k)))
-    return [
-        device.launch(
-            "portable/scale_shares.cl",
-            "scale_shares",
-            {"TOP_K": top_k, "LOCAL_SIZE": size},
-            [shares, ids, scales],
-            groups=lambda n: (n,),
-            local=(size,),
-            cost=per_token(16 * top_k),
-        )
-    ]
+    return op_launches(
+        device,
+        "scale_shares",
+        {"TOP_K": top_k, "LOCAL_SIZE": size},
+        [shares, ids, scales],
+        groups=lambda n: (n,),
+        local=(size,),
+        cost=per_token(16 * top_k),
+    )

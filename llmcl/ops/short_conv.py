@@ -5,6 +5,7 @@ from __future__ import annotations
 from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
 from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 CPU_RUN = 32  # pieces of 16 channels per work-group on a CPU: takes some microseconds
@@ -33,17 +34,15 @@ def short_conv(
     sizes, run = _sizes(device)
     constants = {**step.constants, **sizes, "STATE_RECURRENT": RECURRENT, "CHANNELS": channels, "LENGTH": length}
     groups = -(-channels // run)
-    launches = [
-        device.launch(
-            "portable/short_conv.cl",
-            "short_conv",
-            {**constants, "EACH_ALONE": each_alone},
-            [rows, weights, step.state, states, out],
-            groups=lambda n: (groups, n),
-            local=(sizes["LOCAL_SIZE"], 1),
-            cost=per_token(4 * channels * (4 + (2 * (length - 1) if each_alone else 0))),
-        )
-    ]
+    launches = op_launches(
+        device,
+        "short_conv",
+        {**constants, "EACH_ALONE": each_alone},
+        [rows, weights, step.state, states, out],
+        groups=lambda n: (groups, n),
+        local=(sizes["LOCAL_SIZE"], 1),
+        cost=per_token(4 * channels * (4 + (2 * (length - 1) if each_alone else 0))),
+    )
     if not each_alone:
         launches += conv_state(
             device, rows, step, states, row=3 * channels, channels=channels, length=length, gated=True
@@ -70,17 +69,15 @@ def conv_state(
     sizes, run = _sizes(device)
     slots = {"STATE_RECURRENT": RECURRENT, "STATE_SNAPSHOT": SNAPSHOT}
     state_constants = {**slots, "ROW": row, "CHANNELS": channels, "LENGTH": length, "GATED": gated}
-    return [
-        device.launch(
-            "portable/conv_state.cl",
-            "conv_state",
-            {**step.constants, **sizes, **state_constants},
-            [rows, step.state, states],
-            groups=(-(-channels // run),),
-            local=(sizes["LOCAL_SIZE"],),
-            cost=once(8 * channels * (length - 1)),
-        )
-    ]
+    return op_launches(
+        device,
+        "conv_state",
+        {**step.constants, **sizes, **state_constants},
+        [rows, step.state, states],
+        groups=(-(-channels // run),),
+        local=(sizes["LOCAL_SIZE"],),
+        cost=once(8 * channels * (length - 1)),
+    )
 
 
 def _sizes(device: Device) -> tuple[dict[str, int], int]:

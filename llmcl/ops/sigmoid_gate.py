@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import columns_a_work_item, local_size
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 CPU_RUN = 64  # pieces of 16 values per work-group on a CPU
@@ -16,21 +17,19 @@ def sigmoid_gate(device: Device, x: Buffer, gate: Buffer, *, columns: int, gate_
     """
     width, size = columns_a_work_item(device), local_size(device, 64)
     run = CPU_RUN if device.is_cpu else size
-    return [
-        device.launch(
-            "portable/sigmoid_gate.cl",
-            "sigmoid_gate",
-            {
-                "COLUMNS": columns,
-                "GATE_ROW": gate_row or columns,
-                "ONE_A_ROW": gate_row is not None,
-                "RUN": run,
-                "LOCAL_SIZE": size,
-                "WIDTH": width,
-            },
-            [x, gate],
-            groups=lambda n: (-(-columns // (run * width)), n),
-            local=(size, 1),
-            cost=per_token(12 * columns),
-        )
-    ]
+    return op_launches(
+        device,
+        "sigmoid_gate",
+        {
+            "COLUMNS": columns,
+            "GATE_ROW": gate_row or columns,
+            "ONE_A_ROW": gate_row is not None,
+            "RUN": run,
+            "LOCAL_SIZE": size,
+            "WIDTH": width,
+        },
+        [x, gate],
+        groups=lambda n: (-(-columns // (run * width)), n),
+        local=(size, 1),
+        cost=per_token(12 * columns),
+    )

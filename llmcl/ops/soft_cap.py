@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.sizes import local_size, run_of
+from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 _LONG_RUN = 128
@@ -15,14 +16,12 @@ def soft_cap(device: Device, x: Buffer, row: int, cap: float | None) -> list[Lau
         return []
     size = local_size(device, 64)
     run = run_of(device, _LONG_RUN, size)
-    return [
-        device.launch(
-            "portable/soft_cap.cl",
-            "soft_cap",
-            {"N": row, "CAP": float(cap), "RUN": run, "LOCAL_SIZE": size},
-            [x],
-            groups=lambda n: (-(-row // (8 * run)), n),
-            local=(size, 1),
-            cost=per_token(8 * row),
-        )
-    ]
+    return op_launches(
+        device,
+        "soft_cap",
+        {"N": row, "CAP": float(cap), "RUN": run, "LOCAL_SIZE": size},
+        [x],
+        groups=lambda n: (-(-row // (8 * run)), n),
+        local=(size, 1),
+        cost=per_token(8 * row),
+    )

@@ -12,6 +12,7 @@ from __future__ import annotations
 from llmcl.kernels.common.cost import once, per_token
 from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.table import op_launches
 from llmcl.ops.sample import N_SLOTS
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -42,7 +43,7 @@ def draft_rows(
     args = [draft, step.state, step.tokens, texts.state, sampling, rows.state, row_sampling]
     size = (rows.n_sequences,)
     cost = per_token(24 + 8 * N_SLOTS)
-    return [device.launch("portable/draft_rows.cl", "draft_rows", constants, args, groups=(1,), local=size, cost=cost)]
+    return op_launches(device, "draft_rows", constants, args, groups=(1,), local=size, cost=cost)
 
 
 def draft_last_seen(device: Device, step: StepState, texts: StepState, last_seen: Buffer, out: Buffer) -> list[Launch]:
@@ -64,7 +65,7 @@ def draft_counts(device: Device, step: StepState, texts: StepState, counts: Buff
 
 
 def _as_rows_know(
-    device: Device, kernel: str, step: StepState, texts: StepState, of_texts: Buffer, out: Buffer
+    device: Device, op: str, step: StepState, texts: StepState, of_texts: Buffer, out: Buffer
 ) -> list[Launch]:
     size, vocab = local_size(device, 256), of_texts.nbytes // (4 * max(1, texts.n_sequences))
     run = run_of(device, min(vocab, 4096))
@@ -75,17 +76,15 @@ def _as_rows_know(
         "RUN": run,
         "LOCAL_SIZE": size,
     }
-    return [
-        device.launch(
-            f"portable/{kernel}.cl",
-            kernel,
-            constants,
-            [step.state, step.tokens, texts.state, of_texts, out],
-            groups=lambda n: (-(-vocab // (size * run)), n),
-            local=(size, 1),
-            cost=per_token(8 * vocab),
-        )
-    ]
+    return op_launches(
+        device,
+        op,
+        constants,
+        [step.state, step.tokens, texts.state, of_texts, out],
+        groups=lambda n: (-(-vocab // (size * run)), n),
+        local=(size, 1),
+        cost=per_token(8 * vocab),
+    )
 
 
 def accept_draft(
@@ -111,14 +110,12 @@ def accept_draft(
         "VOCAB": last_seen.nbytes // (4 * max(1, texts.n_sequences)),
         "MAX_ROWS": max_rows,
     }
-    return [
-        device.launch(
-            "portable/accept_draft.cl",
-            "accept_draft",
-            constants,
-            [row_sampled, step.state, step.tokens, texts.state, last_seen, counts, accepted],
-            groups=(1,),
-            local=(max_rows,),
-            cost=once(20 * max_rows),
-        )
-    ]
+    return op_launches(
+        device,
+        "accept_draft",
+        constants,
+        [row_sampled, step.state, step.tokens, texts.state, last_seen, counts, accepted],
+        groups=(1,),
+        local=(max_rows,),
+        cost=once(20 * max_rows),
+    )

@@ -28,7 +28,7 @@ from llmcl.kernels.common.linear import LinearDecode, LinearFewRows, LinearPrefi
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.kernels.common.step_state import RING, StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.implementation import Implementation
+from llmcl.kernels.implementation import Implementation, OpKernel
 from llmcl.ops.attention import prefill_dtype, rope_append
 from llmcl.ops.embed import embed
 from llmcl.ops.rms_norm import rms_norm
@@ -68,35 +68,31 @@ class Check:
     """An implementation with one storage type, and the function that checks it."""
 
     kernel: str
-    variant: Implementation | None  # None for a kernel with a single variant
+    variant: Implementation
     dtype: str
     run: Callable[[Device], float]  # returns largest error over largest expected magnitude
-    rows: Sequence[Implementation] = ()  # all implementations, preferred first
+    rows: Sequence[Implementation]  # all implementations, preferred first
 
     @property
     def variant_name(self) -> str:
-        return self.variant.name if self.variant else "shared"
+        return self.variant.name
 
     @property
     def runs_anywhere(self) -> bool:
         """Whether every compiler accepts the kernel; only NVIDIA's accepts inline PTX."""
-        return self.variant is None or self.variant.runs_anywhere
+        return self.variant.runs_anywhere
 
     @property
     def key(self) -> str:
         """Returns the check's name in a device's cache."""
-        return self.variant.key(self.dtype) if self.variant else f"portable/{self.kernel}.cl {self.dtype}"
+        return self.variant.key(self.dtype)
 
     def supports_device(self, device: Device) -> bool:
         """Whether the device could ever choose this variant."""
-        return self.variant is None or (
-            self.variant.supports_device(device) and self.variant.supports(self.dtype, SIZE)
-        )
+        return self.variant.supports_device(device) and self.variant.supports(self.dtype, SIZE)
 
     def in_use(self, device: Device) -> bool:
         """Whether the device uses this variant for the storage type, excluding variants known to be wrong."""
-        if self.variant is None:
-            return True
         usable = [v for v in self.rows if v.supports_device(device) and v.supports(self.dtype, SIZE)]
         left = [v for v in usable if v.key(self.dtype) not in device.cache.excluded]
         return self.variant in (left or usable[-1:])[:1]
@@ -142,11 +138,17 @@ def checks() -> list[Check]:
         for dtype in dtypes
         if row.supports(dtype, SIZE)
     ]
-    all_checks += [Check("embed", None, dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES]
-    all_checks += [Check("rms_norm", None, "float32", _rms_norm), Check("sample", None, "float32", _sample)]
-    all_checks += [Check("short_conv", None, "float32", short_conv_error)]
-    all_checks += [Check("delta_rule", None, "float32", delta_net_error)]
-    all_checks += [Check("latent_append", None, "float32", latent_append_error)]
+    ops: list[tuple[str, str, Callable[[Device], float]]] = [
+        *(("embed", dtype, partial(_embed, dtype=dtype)) for dtype in DTYPES),
+        ("rms_norm", "float32", _rms_norm),
+        ("sample", "float32", _sample),
+        ("short_conv", "float32", short_conv_error),
+        ("delta_rule", "float32", delta_net_error),
+        ("latent_append", "float32", latent_append_error),
+    ]
+    for op, dtype, run_op in ops:
+        rows = table.op_kernels(op)
+        all_checks += [Check(op, row, dtype, partial(_with_kernel, rows, row, run_op), rows) for row in rows]
     steps = table.implementations(PersistentStep)
     all_checks += [_check_of_steps(row, steps) for row in steps]
     return all_checks
@@ -156,6 +158,16 @@ def _check_of_steps(row: PersistentStep, rows: Sequence[PersistentStep]) -> Chec
     if not row.few_rows:
         return Check("persistent_step", row, "float32", partial(_persistent_step, row=row), rows)
     return Check("persistent_step", row, "bfloat16", partial(_few_rows_chain, row=row), rows)
+
+
+def _with_kernel(rows: Sequence[OpKernel], row: OpKernel, run: Callable[[Device], float], device: Device) -> float:
+    """Runs a check of an op with one of its kernels, and leaves out the others for as long."""
+    known = device.cache.excluded
+    device.cache.excluded = known | {other.key(""): "another kernel is checked" for other in rows if other is not row}
+    try:
+        return run(device)
+    finally:
+        device.cache.excluded = known
 
 
 def _worst(trials: Iterable[Trial], **choices: object) -> float:

@@ -18,10 +18,11 @@ from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight
 from llmcl.kernels.implementation import Implementation
 from llmcl.ops.attention import attention_decode, attention_prefill
 from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.ops.load_weight import load_weight
 from llmcl.runtime.device import Buffer, Device, Launch
 
 EPS = 1e-5  # epsilon in normalisation
@@ -60,9 +61,9 @@ class Trial:
             buffer.release()
 
 
-def tolerance(implementation: Implementation | None, dtype: str) -> float:
+def tolerance(implementation: Implementation, dtype: str) -> float:
     """Returns the allowed error for a kernel: float32 sums, or matrix units with 16-bit operands."""
-    if implementation is None or not implementation.rounds_to_16_bits or dtype == "float32":
+    if not implementation.rounds_to_16_bits or dtype == "float32":
         return 2e-5
     return 2.0**-7 if dtype == "bfloat16" else 2.0**-10
 
@@ -231,7 +232,7 @@ def quantized_trial(device: Device, rows: int, k: int, dtype: str, n: int, *, ex
     source = StoredRows(format, quantize_rows(values, format), (rows, k))
     weight = alloc_weight(device, "trial weight", rows, k, dtype, exact_activations=exact)
     flags = device.zeros(4, "trial flags")
-    for _ in load_rows(device, weight, source, flags, 0):
+    for _ in load_weight(device, weight, source, flags, 0):
         pass
     x = rng.standard_normal((n, k)).astype(np.float32)
     return _product_trial(device, weight, x, reference.linear(x, source.values()), buffers=(flags,))

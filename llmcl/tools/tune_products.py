@@ -18,8 +18,9 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.kernels import table
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, tile_bytes
 from llmcl.kernels.common.linear import LinearDecode, LinearPrefill, Product
-from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight
 from llmcl.ops.linear import linear_decode, linear_prefill
+from llmcl.ops.load_weight import load_weight
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.tools.trials import ROUNDED_ACTIVATIONS, StoredRows, Trial, random_blocks, state_at, tolerance
 from llmcl.tools.tune import DEFAULT, Measurement, Note, Tuning, best_of, measure_choice, repeat_fastest, search_each
@@ -110,7 +111,7 @@ def _weights(device: Device, size: ProductSize, dtype: str) -> list[tuple[Weight
         source = StoredRows("F32", values.view(np.uint8), (base_rows, size.k))
     base = alloc_weight(device, "trial tiles", base_rows, size.k, dtype)
     flags = device.zeros(4, "trial flags")
-    for _ in load_rows(device, base, source, flags, 0):
+    for _ in load_weight(device, base, source, flags, 0):
         pass
     tiles = device.read(base.parts[0].buffer, np.uint8, (n_base, tile_bytes(size.k, dtype)))
     base.parts[0].buffer.release()

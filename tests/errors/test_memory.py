@@ -139,7 +139,7 @@ def test_weights_beyond_the_largest_allocation_are_split(
     limit = 80_000
     assert limit < largest
     # Staging stays far below what any real device allows.
-    monkeypatch.setattr("llmcl.kernels.common.weight.STAGING_BYTES", 10_000)
+    monkeypatch.setattr("llmcl.ops.load_weight.STAGING_BYTES", 10_000)
     entry = dataclasses.replace(default_device.entry, max_alloc_bytes=limit)
     with llmcl.load(str(folder), device=entry, **options) as llm:  # type: ignore[arg-type]
         weights = llm.model.weights

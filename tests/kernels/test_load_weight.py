@@ -10,9 +10,9 @@ from helpers import DTYPES, GUARD_WORDS, poisoned, read_guarded, to_storage
 from stored_rows import StoredRows, random_rows
 
 from llmcl import reference
-from llmcl.kernels.common import weight as weight_module
 from llmcl.kernels.common.dtype import TILE_ROWS
-from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, load_rows, weight_bytes
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, weight_bytes
+from llmcl.ops.load_weight import load_weight
 from llmcl.runtime.device import Device
 
 FORMATS = tuple(reference.FORMATS)
@@ -44,7 +44,7 @@ def tiles_of(device: Device, weight: Weight) -> np.ndarray:
 def load(device: Device, weight: Weight, source: StoredRows, **options: int) -> np.ndarray:
     """Loads all rows; returns the flags, of which number 1 is this tensor's."""
     flags = device.zeros(4 * 3, "flags")
-    assert sum(load_rows(device, weight, source, flags, 1, **options)) == source.data.nbytes
+    assert sum(load_weight(device, weight, source, flags, 1, **options)) == source.data.nbytes
     return device.read(flags, np.int32, (3,))
 
 
@@ -154,7 +154,7 @@ def test_rows_of_partly_rotated_heads(device: Device, head_dim: int, rotary_dim:
 @pytest.mark.parametrize("staging_rows", [1, 7, 64])
 def test_rows_come_in_several_pieces(device: Device, staging_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     source = random_rows("Q6_K", 96, 256)
-    monkeypatch.setattr(weight_module, "STAGING_BYTES", staging_rows * source.row_bytes + 5)
+    monkeypatch.setattr("llmcl.ops.load_weight.STAGING_BYTES", staging_rows * source.row_bytes + 5)
     weight = guarded_weight(device, 96, 256, "float32", tiles_per_part=2)
     load(device, weight, source, head_dim=32, rotary_dim=32, rope_interleaved=True)
     expected = reference.unpermute_rope_rows(source.values(), 3)

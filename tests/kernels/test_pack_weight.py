@@ -10,7 +10,8 @@ from stored_rows import StoredRows, load, quantized_weight, random_rows, values_
 
 from llmcl import reference
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS
-from llmcl.kernels.common.weight import Weight, alloc_weight, load_rows, weight_bytes
+from llmcl.kernels.common.weight import Weight, alloc_weight, weight_bytes
+from llmcl.ops.load_weight import load_weight
 from llmcl.runtime.device import Device
 from llmcl.tools.trials import HALVES
 
@@ -58,7 +59,7 @@ def test_parts_of_several_types(device: Device) -> None:
 
 def load_mixed(device: Device, weight: Weight, source: StoredRows, first_row: int) -> np.ndarray:
     flags = device.zeros(4 * 3, "flags")
-    assert sum(load_rows(device, weight, source, flags, 1, first_row=first_row)) == source.data.nbytes
+    assert sum(load_weight(device, weight, source, flags, 1, first_row=first_row)) == source.data.nbytes
     return device.read(flags, np.int32, (3,))
 
 

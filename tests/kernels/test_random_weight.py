@@ -8,7 +8,8 @@ from helpers import DTYPES, poisoned, read_guarded, storage_type, to_storage, wi
 from stored_rows import values_of
 
 from llmcl.kernels.common.dtype import QUANTIZED, TILE_ROWS, tile_bytes
-from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, fill_random
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight
+from llmcl.ops.random_weight import random_weight
 from llmcl.runtime.device import Device
 
 
@@ -27,7 +28,7 @@ def expected_values(n: int, spread: float, seed: int) -> np.ndarray:
 def filled(device: Device, dtype: str, n_tiles: int, k: int, spread: float, seed: int) -> np.ndarray:
     buffer = poisoned(device, (n_tiles, k, TILE_ROWS), np.dtype(storage_type(dtype)).itemsize)
     weight = Weight("test weight", n_tiles * TILE_ROWS, k, (WeightPart(buffer, 0, n_tiles, dtype),))
-    fill_random(device, weight, spread, seed)
+    random_weight(device, weight, spread, seed)
     return read_guarded(device, buffer, storage_type(dtype), (n_tiles * k * TILE_ROWS,))
 
 
@@ -86,7 +87,7 @@ def expected_tiles(n_tiles: int, k: int, dtype: str, spread: float, seed: int) -
 def test_quantized_tiles(target: Device, dtype: str) -> None:
     k = 512
     buffer = with_poison(target, np.zeros(3 * tile_bytes(k, dtype), np.uint8))
-    fill_random(target, Weight("test weight", 48, k, (WeightPart(buffer, 0, 3, dtype),)), 0.125, 9)
+    random_weight(target, Weight("test weight", 48, k, (WeightPart(buffer, 0, 3, dtype),)), 0.125, 9)
     expected = expected_tiles(3, k, dtype, 0.125, 9)
     np.testing.assert_array_equal(read_guarded(target, buffer, np.uint8, expected.shape), expected)
 
@@ -94,7 +95,7 @@ def test_quantized_tiles(target: Device, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", QUANTIZED)
 def test_quantized_values_are_of_the_asked_size(default_device: Device, dtype: str) -> None:
     weight = alloc_weight(default_device, "test weight", 160, 512, dtype)
-    fill_random(default_device, weight, 0.125, 9)
+    random_weight(default_device, weight, 0.125, 9)
     values = values_of(default_device, weight)
     assert abs(values.mean()) < 0.02 * 0.125
     assert 0.9 < values.std() / (0.125 / np.sqrt(3)) < 1.1

@@ -17,11 +17,13 @@ from which_devices import not_chosen
 import llmcl
 from llmcl.cli import main
 from llmcl.errors import DeviceError
+from llmcl.kernels import table
 from llmcl.kernels.common.linear import LinearDecode
+from llmcl.kernels.implementation import OpKernel
 from llmcl.kernels.nvidia import VARIANTS as PTX_VARIANTS
 from llmcl.kernels.table import pick
 from llmcl.models.random_shapes import random_shape_config
-from llmcl.models.recurrent_blocks import kernels_of
+from llmcl.models.recurrent_blocks import checked_ops
 from llmcl.runtime.device import Device
 from llmcl.runtime.device_cache import DeviceCache
 from llmcl.runtime.platforms import DeviceEntry, find_devices
@@ -121,6 +123,25 @@ def test_a_wrong_kernel_is_found(default_device: Device) -> None:
     )
 
 
+def test_each_kernel_of_a_simple_op_is_checked(default_device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Other(OpKernel):
+        name = folder = "other"
+
+    checked: list[str] = []
+
+    def note(device: Device) -> float:
+        checked.append(table.op_kernel(device, "rms_norm").key("float32"))
+        return 0.0
+
+    monkeypatch.setattr(table, "op_kernels", lambda op: (Other(op), OpKernel(op)))
+    monkeypatch.setattr(doctor, "_rms_norm", note)
+    checks = [check for check in doctor.checks() if check.kernel == "rms_norm"]
+    assert [check.in_use(default_device) for check in checks] == [True, False]
+    for check in checks:
+        check.run(default_device)
+    assert checked == [check.key for check in checks] == ["other/rms_norm.cl float32", "portable/rms_norm.cl float32"]
+
+
 @pytest.mark.usefixtures("only", "no_findings")
 def test_a_compiler_that_refuses_is_reported_with_its_log(default_device: Device) -> None:
     broken = worker("portable/linear_decode.cl", "__kernel", "no_such_type __kernel", FEW)
@@ -185,7 +206,7 @@ def test_a_wrong_kernel_without_another_form_refuses_models(default_device: Devi
     with pytest.raises(DeviceError, match=r"kernel portable/rms_norm.cl gives wrong results for float32 .* error 0.3"):
         llmcl.load_random("smollm2-135m", device=device, dtype="float16", max_context=16)
     device.cache.store_excluded({"portable/delta_rule.cl float32": "wrong: error 0.4"})
-    assert kernels_of(random_shape_config("smollm2-135m")) == [], "models without such layers run"
+    assert checked_ops(random_shape_config("smollm2-135m")) == [], "models without such layers run"
     hybrid = {**TINY_SHAPE, "architectures": None, "model_type": "qwen3_5_text"}
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(hybrid))

@@ -11,9 +11,9 @@ from llmcl.errors import UsageError
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import attention_cost
 from llmcl.kernels.common.dtype import kernel_name, kv_row_bytes
-from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations, Size
+from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
 from llmcl.kernels.common.step_state import StepState
-from llmcl.kernels.implementation import Implementation
+from llmcl.kernels.implementation import Implementation, Size
 from llmcl.runtime.device import Buffer, CostModel, Device, Launch
 
 CAPACITY_MULTIPLE = 64  # must be a multiple of every BLOCK_N
@@ -220,8 +220,6 @@ class AttentionFewQueries(Implementation):
     """
 
     kernel = "attention_few_queries"
-    merge_kernel = "merge_splits"
-    """The kernel that merges split states, if there are several splits."""
     range_keys = 64
     """Keys per mask decision."""
 

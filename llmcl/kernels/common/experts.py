@@ -10,14 +10,11 @@ from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
 from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.implementation import Implementation
-from llmcl.runtime.device import Buffer, Cost, CostModel, Device, Groups, Launch
+from llmcl.kernels.implementation import Implementation, Size
+from llmcl.runtime.device import Buffer, Cost, CostModel, Device, Launch
 
 BLOCK_ROWS = 64  # slots per block and work-group in prefill, by default
 FEW_BLOCK_ROWS = 8  # slots per block in a few-row step
-
-Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
-"""An implementation's own build constants, the work-groups, and the work-items per group."""
 
 
 @dataclass(frozen=True)

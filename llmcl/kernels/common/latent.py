@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmcl.kernels.common.attention import AttentionShape
-from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.implementation import Implementation
+from llmcl.kernels.implementation import Implementation, Size
 from llmcl.runtime.device import Cost, CostModel, Device
 
 MAX_ROPE = 256  # rotated values per head, held by a work-item

@@ -13,17 +13,14 @@ from llmcl.kernels.common.cost import linear_cost
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
-from llmcl.kernels.implementation import Implementation
-from llmcl.runtime.device import Buffer, CostModel, Device, Groups, KernelArg, Launch
+from llmcl.kernels.implementation import Implementation, Size
+from llmcl.runtime.device import Buffer, CostModel, Device, KernelArg, Launch
 
 EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOGUE_SWIGLU", "geglu": "EPILOGUE_SWIGLU"}
 # Epilogues of weights with alternating gate and up tiles, and the function applied to the gate.
 GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
 # Gate functions for experts.
 EXPERT_GATES = {**GATES, "clamped_swiglu": "GATE_CLAMPED_SWIGLU"}
-
-Size = tuple[Mapping[str, object], Groups, tuple[int, ...]]
-"""An implementation's own build constants, the work-groups, and the work-items per group."""
 
 
 class ActivationLayout(ABC):

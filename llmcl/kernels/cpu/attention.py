@@ -17,11 +17,11 @@ from llmcl.kernels.common.attention import (
     check_block_sizes,
 )
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.ragged_step import Cut, RaggedStep
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
 SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers

@@ -15,13 +15,13 @@ from llmcl.kernels.common.experts import (
     ExpertsDown,
     ExpertsGateUp,
     ExpertsPrefill,
-    Size,
     block_count,
 )
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, float_constants, float_rows_bytes, norm_activations
+from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 # For a product in blocks: fewer groups would leave a core idle at the end, more cost more to start.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
-from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.cpu.dot_product import dot_form
+from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Device
 
 MAX_HEADS = 32  # per work-group: queries and sums stay in the second-level cache

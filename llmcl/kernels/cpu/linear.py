@@ -17,10 +17,10 @@ from llmcl.kernels.common.linear import (
     LinearPrefill,
     PackedActivations,
     Product,
-    Size,
 )
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Device, Launch
 
 # (tile tokens, tail tokens) by tile columns, with all sums beside the operands in vector registers: WIDE for 32

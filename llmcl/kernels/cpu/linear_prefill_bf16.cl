@@ -52,4 +52,4 @@ IN_REGISTERS inline void multiply_tile(__global const bf16_t* tile, __global con
 #define TILE_SIZE ((size_t)K * 16)
 #define X_ITEM uint
 #define TOKENS_SIZE ((K / 16) * NUMBERS)
-#include "cpu/prefill_units.cl"
+#include "cpu/linear_prefill_units.cl"

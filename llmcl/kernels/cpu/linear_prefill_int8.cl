@@ -27,4 +27,4 @@
 #define WEIGHT_ITEM uchar
 #define X_ITEM int
 #define TOKENS_SIZE ((K / 32) * BLOCK8)
-#include "cpu/prefill_units.cl"
+#include "cpu/linear_prefill_units.cl"

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import is_16_bit, kernel_name
-from llmcl.kernels.common.linear import ActivationLayout, LinearPrefill, PackedActivations, Product, Size
+from llmcl.kernels.common.linear import ActivationLayout, LinearPrefill, PackedActivations, Product
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.implementation import Size
 from llmcl.kernels.intel.matrix_mad import NONE, matrix_form
 from llmcl.runtime.device import Buffer, Device, Launch
 

@@ -145,7 +145,7 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
 
     name, file = "hopper", "nvidia/attention_prefill_wgmma.cl"
     takes_turns = True
-    array_file = "nvidia/attention_arrays_wgmma.cl"
+    array_file = "nvidia/attention_prefill_arrays_wgmma.cl"
     array_scratch_bytes = 384  # three tensor maps
 
     def supports_device(self, device: Device) -> bool:

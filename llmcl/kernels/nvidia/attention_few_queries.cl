@@ -11,12 +11,12 @@
 //   O^T += V^T P^T   16 columns x 8 rows   A: from 8 neighbouring columns of 2 keys, a lane makes its part of 4 products
 //
 // Queries and softmax weights are rounded to the 16-bit type of keys and values, sums are float32. Here the states of a group's
-// warps are merged; merge_splits merges the split states.
+// warps are merged; attention_few_queries_merge merges the split states.
 //
 // queries, k, v, out, lse, state, sinks: see nvidia/attention_prefill.cl with ARRAYS
 // part_ml  float [batch][N_Q_HEADS][n][N_SPLITS][2] (m, l), part_acc float [...][N_SPLITS][HEAD_DIM]: unused with a single split
 //
-// Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) groups of 32 WARPS; merge_splits (N_Q_HEADS, n, batch) of HEAD_DIM / 2.
+// Index space: (N_SPLITS, N_KV_HEADS ceil(n GROUP_SIZE / 8), batch) groups of 32 WARPS; for the merge (N_Q_HEADS, n, batch) of HEAD_DIM / 2.
 // Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, SCALE, N_SPLITS, WARPS, OUT, LSE, ARRAYS (1), STRIDES,
 // KV_BLOCK_RANGES (1) and the range constants. All queries use their batch's first record. For pages, a multiple of 16 keys each,
 // see kv_address.cl. Local memory: WARPS (32 HEAD_DIM + 64) bytes.
@@ -257,8 +257,8 @@ void attention_few_queries(__global const CAT(KV, _t)* queries, __global const i
 #if N_SPLITS > 1
 // A work-item has two columns.
 __kernel __attribute__((reqd_work_group_size(HEAD_DIM / 2, 1, 1)))
-void merge_splits(__global const float* part_ml, __global const float* part_acc, __global CAT(OUT, _t)* out,
-                  __global float* lse, __global const int* state MAX_SCORES_PARAM SINKS_PARAM) {
+void attention_few_queries_merge(__global const float* part_ml, __global const float* part_acc, __global CAT(OUT, _t)* out,
+                                 __global float* lse, __global const int* state MAX_SCORES_PARAM SINKS_PARAM) {
     const size_t row = ((size_t)get_group_id(2) * N_Q_HEADS + get_group_id(0)) * state[STATE_N_TOKENS] + get_group_id(1);
     const int d = get_local_id(0) * 2;
     __global const float2* of_splits = (__global const float2*)part_ml + row * N_SPLITS;

@@ -12,7 +12,7 @@
 //                           K  key tile i, dimension d at (i HEAD_DIM + d) 32, halves exchanged  (SWIZZLE_32)
 //                           V  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128                     (SWIZZLE_128)
 //
-// nvidia/attention_arrays_wgmma.cl does the same for arrays, read in place.
+// nvidia/attention_prefill_arrays_wgmma.cl does the same for arrays, read in place.
 //
 // Index space: groups (any number, 1, batch) with 384 work-items; each group takes items in turns, the longest rows first. With
 // ORDER (an expression; needs KV_BLOCK_RANGES) the items are block N_Q_HEADS + head in ranges[ORDER ..].

@@ -14,12 +14,12 @@ from llmcl.kernels.common.experts import (
     ExpertRows,
     ExpertsFewRows,
     ExpertsPrefill,
-    Size,
     block_count,
 )
 from llmcl.kernels.common.linear import FEW_ROWS, PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
+from llmcl.kernels.implementation import Size
 from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import HOPPER_LOCAL_BYTES, PIECE_COLUMNS, experts_shape, local_bytes
 from llmcl.kernels.nvidia.wgmma import has_wgmma

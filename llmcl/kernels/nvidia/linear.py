@@ -17,12 +17,11 @@ from llmcl.kernels.common.linear import (
     LinearPrefill,
     PackedActivations,
     Product,
-    Size,
 )
 from llmcl.kernels.common.sizes import power_of_two_at_most
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import WeightPart
-from llmcl.kernels.implementation import pick
+from llmcl.kernels.implementation import Size, pick
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
 

@@ -13,9 +13,9 @@ from llmcl.kernels.common.linear import (
     LinearFewRows,
     PackedActivations,
     Product,
-    Size,
 )
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.implementation import Size
 from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.runtime.device import Device, KernelArg, Launch
 

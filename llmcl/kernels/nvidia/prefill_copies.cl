@@ -1,4 +1,4 @@
-// The warps in nvidia/attention_arrays_wgmma.cl that ask the copy engine (tensor_map.cl) for queries, keys and values in arrays: a
+// The warps in nvidia/attention_prefill_arrays_wgmma.cl that ask the copy engine (tensor_map.cl) for queries, keys and values in arrays: a
 // warp each for queries, keys and values. They request the next item's data during the current item's products. The key warp alone
 // asks which tiles a mask hides. Include after that file's constants and prefill_items.cl.
 //

@@ -15,7 +15,6 @@ from llmcl.kernels.common.attention import (
     check_block_sizes,
 )
 from llmcl.kernels.common.dtype import ITEM_BYTES
-from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.sizes import (
     has_few_registers,
     largest_divisor,
@@ -23,6 +22,7 @@ from llmcl.kernels.common.sizes import (
     power_of_two_at_least,
     power_of_two_at_most,
 )
+from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Device
 
 FEW_ROWS, MANY_ROWS = 4, 8  # per work-item in portable/attention_prefill.cl

@@ -10,10 +10,10 @@ from llmcl.kernels.common.experts import (
     ExpertsFewRows,
     ExpertsGateUp,
     ExpertsPrefill,
-    Size,
     block_count,
 )
 from llmcl.kernels.common.sizes import has_few_registers
+from llmcl.kernels.implementation import Size
 from llmcl.kernels.portable.linear import decode_size, group_width, has_small_blocks, large_pieces, register_limit
 from llmcl.runtime.device import Device
 

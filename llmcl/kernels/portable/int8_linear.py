@@ -6,9 +6,10 @@ from dataclasses import dataclass
 
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.linear import ActivationLayout, PackedActivations, Product, Size
+from llmcl.kernels.common.linear import ActivationLayout, PackedActivations, Product
 from llmcl.kernels.common.sizes import power_of_two_at_least
 from llmcl.kernels.common.step_state import StepState
+from llmcl.kernels.implementation import Size
 from llmcl.kernels.portable.dot_product import NONE, dot_form
 from llmcl.kernels.portable.linear import LOCAL_BYTES, PortableLinearDecode, PortableLinearFewRows
 from llmcl.runtime.device import Buffer, Device, Launch

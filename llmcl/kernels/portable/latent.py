@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
-from llmcl.kernels.common.linear import Size
 from llmcl.kernels.common.sizes import has_few_registers, largest_divisor, power_of_two_at_least, power_of_two_at_most
 from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.implementation import Size
 from llmcl.kernels.portable.linear import decode_size
 from llmcl.runtime.device import Device
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from llmcl.kernels.common.dtype import ITEM_BYTES, QUANTIZED, TILE_ROWS
-from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearFewRows, LinearPrefill, Product, Size
+from llmcl.kernels.common.linear import ActivationLayout, LinearDecode, LinearFewRows, LinearPrefill, Product
 from llmcl.kernels.common.sizes import has_few_registers, power_of_two_at_most
+from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Device
 
 MAX_ITEMS = 512  # per work-group

@@ -1,64 +1,15 @@
-// Evaluates rows of logits on the device:
-//   log_likelihood:  out[t] = log softmax(logits[t])[targets[t]]
-//   kl_divergence:   out[t] = (KL(P || Q), [argmax P = argmax Q]) with P = softmax(reference[t]), Q = softmax(logits[t]),
-//                    KL = sum_i P_i (log P_i - log Q_i); the argmax is the lower index on ties
+// Evaluates rows of logits on the device: out[t] = log softmax(logits[t])[targets[t]]
 //
-// logits, reference  float [n][VOCAB]      targets  int [n], each in [0, VOCAB)
-// out                float [n]; float2 [n]
+// logits  float [n][VOCAB]      targets  int [n], each in [0, VOCAB)      out  float [n]
 // Index space: a work-group per row, local size LOCAL_SIZE; a work-item takes every LOCAL_SIZE-th 8-logit piece, then every
 // LOCAL_SIZE-th of the remaining VOCAB % 8 logits.
-// Build: VOCAB, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes, 8 LOCAL_SIZE in kl_divergence.
+// Build: VOCAB, LOCAL_SIZE (a power of two). Local memory: 4 LOCAL_SIZE bytes.
 // Float32 sums in 8 LOCAL_SIZE strands; out within 1e-5 of float64 absolutely (VOCAB 128256: 3e-5),
 // plus 1e-6 of its magnitude.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE)
 #error "log_likelihood.cl needs the build constants VOCAB, LOCAL_SIZE"
 #endif
-#include "common/common.cl"
-#include "common/reduce.cl"
-
-#define PIECES (VOCAB / 8)
-#define TAIL (PIECES * 8)
-
-inline float sum8(float8 v) {
-    const float4 a = v.lo + v.hi;
-    const float2 b = a.lo + a.hi;
-    return b.x + b.y;
-}
-
-inline float top8(float8 v) {
-    const float4 a = fmax(v.lo, v.hi);
-    const float2 b = fmax(a.lo, a.hi);
-    return fmax(b.x, b.y);
-}
-
-inline int reduce_min(const int v, __local int* scratch, const int lid) REDUCED(int, min)
-
-// log sum_i exp(row[i] - top), with top the row's maximum.
-inline float log_sum(__global const float* row, const float top, __local float* scratch, const int lid) {
-    float8 sums = 0.0f;
-    for (int i = lid; i < PIECES; i += LOCAL_SIZE) sums += exp(vload8(i, row) - top);
-    float sum = sum8(sums);
-    for (int i = TAIL + lid; i < VOCAB; i += LOCAL_SIZE) sum += exp(row[i] - top);
-    return log(reduce_sum(sum, scratch, lid));
-}
-
-inline float row_top(__global const float* row, __local float* scratch, const int lid) {
-    float8 tops = -INFINITY;
-    for (int i = lid; i < PIECES; i += LOCAL_SIZE) tops = fmax(tops, vload8(i, row));
-    float top = top8(tops);
-    for (int i = TAIL + lid; i < VOCAB; i += LOCAL_SIZE) top = fmax(top, row[i]);
-    return reduce_max(top, scratch, lid);
-}
-
-inline int first_index_of(__global const float* row, const float value, __local int* scratch, const int lid) {
-    int found = VOCAB;
-    for (int i = lid; i < PIECES && found == VOCAB; i += LOCAL_SIZE)
-        if (any(vload8(i, row) == value))
-            for (found = 8 * i; row[found] != value;) ++found;
-    for (int i = TAIL + lid; i < VOCAB && found == VOCAB; i += LOCAL_SIZE)
-        if (row[i] == value) found = i;
-    return reduce_min(found, scratch, lid);
-}
+#include "portable/log_softmax.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void log_likelihood(__global const float* logits, __global const int* targets, __global float* out) {
@@ -68,31 +19,4 @@ void log_likelihood(__global const float* logits, __global const int* targets, _
     const float top = row_top(logits, scratch, lid);
     const float sum = log_sum(logits, top, scratch, lid);
     if (lid == 0) out[t] = logits[targets[t]] - top - sum;
-}
-
-__kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void kl_divergence(__global const float* reference, __global const float* logits, __global float2* out) {
-    __local float scratch[LOCAL_SIZE];
-    __local int indices[LOCAL_SIZE];
-    const int lid = get_local_id(0), t = get_group_id(0);
-    reference += (size_t)t * VOCAB;
-    logits += (size_t)t * VOCAB;
-    const float top_p = row_top(reference, scratch, lid), top_q = row_top(logits, scratch, lid);
-    // Not added to the tops: logits far from zero would round the sum.
-    const float log_p = log_sum(reference, top_p, scratch, lid), log_q = log_sum(logits, top_q, scratch, lid);
-
-    float8 sums = 0.0f;
-    for (int i = lid; i < PIECES; i += LOCAL_SIZE) {
-        const float8 p = vload8(i, reference) - top_p - log_p;
-        sums += exp(p) * (p - (vload8(i, logits) - top_q - log_q));
-    }
-    float sum = sum8(sums);
-    for (int i = TAIL + lid; i < VOCAB; i += LOCAL_SIZE) {
-        const float p = reference[i] - top_p - log_p;
-        sum += exp(p) * (p - (logits[i] - top_q - log_q));
-    }
-    sum = reduce_sum(sum, scratch, lid);
-    const int best_p = first_index_of(reference, top_p, indices, lid);
-    const int best_q = first_index_of(logits, top_q, indices, lid);
-    if (lid == 0) out[t] = (float2)(sum, best_p == best_q ? 1.0f : 0.0f);
 }

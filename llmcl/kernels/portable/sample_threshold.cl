@@ -1,16 +1,16 @@
 // Sampling with a single threshold on the logits for top-k, top-p and min-p (in this order, llama.cpp's): the best-scoring token
 // among logits at or above the threshold (sample.cl).
 //
-// sample_histogram and sample_candidates share the vocabulary among all groups and leave sample_select only the few logits that may be
-// above the threshold.
+// sample_threshold_histogram and sample_threshold_candidates share the vocabulary among all groups and leave
+// sample_threshold_select only the few logits that may be above the threshold.
 //
-// best       float2 [N_GROUPS], from sample_histogram: (largest logit, sum of exp(l - largest))
+// best       float2 [N_GROUPS], from sample_threshold_histogram: (largest logit, sum of exp(l - largest))
 // bins       uint [BINS + 1], 0 before and after a step: a histogram over the upper bits of the logits' keys, and the
 //            number of candidates
 // candidates float2 [VOCAB]: (penalised logit, token id bits), in any order
 // remaining buffers: see sample.cl. With several sequences, best, bins and candidates are per row.
 //
-// Index space: N_GROUPS groups, local size LOCAL_SIZE; one group for sample_select; with several sequences, for each row.
+// Index space: N_GROUPS groups, local size LOCAL_SIZE; one group for sample_threshold_select; with several sequences, for each row.
 // Build: as sample.cl.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)
@@ -242,8 +242,9 @@ inline float threshold_of(__global const float2* candidates, const int n, __glob
 #endif
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_histogram(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
-                      __global const int* sampling, __global float2* best, __global uint* bins) {
+void sample_threshold_histogram(__global const float* logits, __global const int* last_seen, __global const int* counts,
+                                __global const int* state, __global const int* sampling, __global float2* best,
+                                __global uint* bins) {
     __local uint own[BINS];
     __local float scratch[LOCAL_SIZE];
     OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW
@@ -253,9 +254,9 @@ void sample_histogram(__global const float* logits, __global const int* last_see
 #define BLOCK_FLOATS (LOCAL_SIZE > BINS / BLOCK ? LOCAL_SIZE : BINS / BLOCK)
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_candidates(__global const float* logits, __global const int* last_seen, __global const int* counts, __global const int* state,
-                       __global const int* sampling, __global const float2* best, __global uint* bins,
-                       __global float2* candidates) {
+void sample_threshold_candidates(__global const float* logits, __global const int* last_seen, __global const int* counts,
+                                 __global const int* state, __global const int* sampling, __global const float2* best,
+                                 __global uint* bins, __global float2* candidates) {
     __local float measures[BINS], scratch[BLOCK_FLOATS];
     __local int found;
     OF_ROW(1) LOGITS_OF_ROW BINS_OF_ROW CANDIDATES_OF_ROW
@@ -264,8 +265,9 @@ void sample_candidates(__global const float* logits, __global const int* last_se
 
 // Writes sampling[SAMPLING_THRESHOLD], and the best-scoring token above it. One group.
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void sample_select(__global const float2* candidates, __global const float2* best, __global uint* bins,
-                   __global int* sampling, __global int* state, __global int* tokens, __global int* sampled, __global int* counts) {
+void sample_threshold_select(__global const float2* candidates, __global const float2* best, __global uint* bins,
+                             __global int* sampling, __global int* state, __global int* tokens, __global int* sampled,
+                             __global int* counts) {
     __local ulong scratch[LOCAL_SIZE];
     __local uint histogram[256], found[FOUND];
     OF_ROW(1) BINS_OF_ROW CANDIDATES_OF_ROW

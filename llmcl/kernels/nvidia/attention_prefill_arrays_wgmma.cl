@@ -22,10 +22,10 @@
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
     !defined(LSE) || !defined(STATE_POSITION) || !defined(STATE_N_TOKENS) || !defined(STRIDES) || !defined(OUT)
-#error "nvidia/attention_arrays_wgmma.cl needs the build constants named in its head"
+#error "nvidia/attention_prefill_arrays_wgmma.cl needs the build constants named in its head"
 #endif
 #if BLOCK_M != 128 || BLOCK_N != 128 || (HEAD_DIM != 64 && HEAD_DIM != 128)
-#error "nvidia/attention_arrays_wgmma.cl: BLOCK_M and BLOCK_N are 128, HEAD_DIM 64 or 128"
+#error "nvidia/attention_prefill_arrays_wgmma.cl: BLOCK_M and BLOCK_N are 128, HEAD_DIM 64 or 128"
 #endif
 #include "common/common.cl"
 #include "nvidia/wgmma.cl"
