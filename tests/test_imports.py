@@ -13,6 +13,7 @@ PACKAGE = Path(llmcl.__file__).parent
 ROOMS = (
     "errors",
     "progress",
+    "sampling_options",
     "architectures",
     "runtime",
     "checkpoint",

@@ -24,7 +24,7 @@ EPILOG = f"""{opt.METRICS}
 
 Without sampling options the model's recommendations hold (generation_config.json, or general.sampling.* in GGUF),
 then the defaults above. Without --seed each answer gets a new seed."""
-CHAT_SAMPLING = Sampling(max_tokens=1024, temp=0.7, top_p=0.95, top_k=40)
+CHAT_SAMPLING = Sampling(max_tokens=1024, temperature=0.7, top_p=0.95, top_k=40)
 PANEL = "Server"
 
 ServerUrl = Annotated[
@@ -73,9 +73,8 @@ def chat(
     if server is None and model is None:
         raise UsageError("no model: give -m/--model, or --server URL for one behind a server")
     request = sampling.values() | {"system_prompt": system_prompt}
-    names = {"temp": "temperature"}
     explicit = {
-        names.get(name, name)
+        name
         for name in vars(sampling)
         if (source := ctx.get_parameter_source(name)) is not None and source.name != "DEFAULT"
     }

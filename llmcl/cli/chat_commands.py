@@ -10,14 +10,15 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from llmcl.checkpoint.files import is_unicode
 from llmcl.cli.command import fit_for_terminal
-from llmcl.cli.option_groups import Sampling
+from llmcl.cli.option_groups import Sampling, option_hints
 from llmcl.errors import UsageError, counted, one_line
+from llmcl.sampling_options import PARAMETERS
 
 if TYPE_CHECKING:
     from llmcl.cli.chat_session import Session
@@ -92,9 +93,9 @@ def help_text() -> str:
 def _setting_parsers() -> dict[str, tuple[str, Callable[[str], Any]]]:
     """Returns, by name in /set, an option name of `LLM.stream` and its parser, both from the command line."""
     settings: dict[str, tuple[str, Callable[[str], Any]]] = {}
-    for name, hint in get_type_hints(Sampling, include_extras=True).items():
+    for name, hint in option_hints(Sampling).items():
         if (parser := getattr(hint.__metadata__[0], "parser", None)) is not None:
-            settings[name.replace("_", "-")] = ("temperature" if name == "temp" else name, parser)
+            settings[PARAMETERS[name].setting if name in PARAMETERS else name.replace("_", "-")] = name, parser
     settings["stop"] = "stop", lambda text: () if text == "none" else (text,)
     return settings
 
@@ -132,7 +133,7 @@ def _temp(session: Session, argument: str) -> None:
 def _set(session: Session, argument: str) -> None:
     name, _, value = argument.partition(" ")
     key = name.replace("_", "-").lower()
-    key = "temp" if key == "temperature" else key
+    key = PARAMETERS[key].setting if key in PARAMETERS else key
     if name and key not in SETTINGS:
         nearest = difflib.get_close_matches(key, SETTINGS, n=1)
         hint = f"did you mean {nearest[0]}?" if nearest else f"expected one of {', '.join(SETTINGS)}"

@@ -9,12 +9,13 @@ import secrets
 import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields, is_dataclass
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from llmcl.cli import options as opt
 from llmcl.cli.text_files import named, read_text
+from llmcl.sampling_options import PARAMETERS, SamplingOptions
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -28,7 +29,7 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
             parameters.append(parameter)
             continue
         groups[parameter.name] = group
-        annotations = get_type_hints(type(group), include_extras=True)
+        annotations = option_hints(type(group))
         for field in fields(group):
             values = {"default": getattr(group, field.name), "annotation": annotations[field.name]}
             parameters.append(parameter.replace(name=field.name, **values))
@@ -44,33 +45,37 @@ def with_groups(command: Callable[..., None]) -> Callable[..., None]:
     return called
 
 
+def option_hints(group: type) -> dict[str, Any]:
+    """Returns the annotations of a group's fields for typer. Sampling parameters have theirs from the table."""
+    hints = get_type_hints(group, include_extras=True)
+    for name, parameter in PARAMETERS.items():
+        if name in hints:
+            hints[name] = Annotated[hints[name].__origin__, opt.sampling_option(parameter)]
+    return hints
+
+
 @dataclass(frozen=True)
-class Sampling:
+class _AnswerLength:
+    max_tokens: opt.MaxTokens = 256
+
+
+@dataclass(frozen=True)
+class Sampling(SamplingOptions, _AnswerLength):
     """How tokens are sampled and when an answer ends."""
 
-    max_tokens: opt.MaxTokens = 256
-    temp: opt.Temperature = 0.0
-    top_k: opt.TopK = 0
-    top_p: opt.TopP = 1.0
-    min_p: opt.MinP = 0.0
-    repeat_penalty: opt.RepeatPenalty = 1.0
-    presence_penalty: opt.PresencePenalty = 0.0
-    frequency_penalty: opt.FrequencyPenalty = 0.0
-    seed: opt.Seed = None
     stop: opt.Stop = None
     ignore_eos: opt.IgnoreEos = False
 
     def values(self) -> dict[str, Any]:
         """Returns the options under the names used by `LLM.stream`."""
         options = asdict(self)
-        options["temperature"] = options.pop("temp")
         options["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
         return options
 
     def arguments(self, *, quiet: bool) -> dict[str, Any]:
         """Returns arguments for `LLM.stream`. Draws and reports a missing seed, to make the run repeatable."""
         options = self.values()
-        if self.seed is None and self.temp > 0:
+        if self.seed is None and self.temperature > 0:
             seed = options["seed"] = secrets.randbelow(2**32)
             if not quiet:
                 print(f"seed: {seed} (--seed {seed} draws the same tokens again)", file=sys.stderr)

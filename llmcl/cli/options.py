@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypeVar
 import typer
 
 from llmcl.errors import MAX_NUMBER, UsageError, shown
+from llmcl.sampling_options import PARAMETERS, Parameter
 
 N = TypeVar("N", int, float)
 
@@ -217,89 +218,15 @@ MaxTokens = Annotated[
         help="Maximum tokens of the answer.",
     ),
 ]
-Temperature = Annotated[
-    float,
-    option(
-        SAMPLING_PANEL,
-        "--temp",
-        "--temperature",
-        metavar="T",
-        parser=number(float, "a number, 0 or more", lambda t: t >= 0),
-        help="Sampling temperature, such as 0.8. 0 always takes the likeliest token (greedy).",
-    ),
-]
-TopK = Annotated[
-    int,
-    option(
-        SAMPLING_PANEL,
-        "--top-k",
-        metavar="K",
-        parser=number(int, "a whole number, 0 (off) to 2^31 - 1", lambda k: 0 <= k < 2**31),
-        help="Sample from the K likeliest tokens; 0: off.",
-    ),
-]
-TopP = Annotated[
-    float,
-    option(
-        SAMPLING_PANEL,
-        "--top-p",
-        metavar="P",
-        parser=number(float, "a number above 0 and at most 1 (1: off)", lambda p: 0 < p <= 1),
-        help="Sample from the likeliest tokens that reach probability P together; 1: off.",
-    ),
-]
-MinP = Annotated[
-    float,
-    option(
-        SAMPLING_PANEL,
-        "--min-p",
-        metavar="P",
-        parser=number(float, "a number from 0 (off) to 1", lambda p: 0 <= p <= 1),
-        help="Drop tokens less likely than P times the likeliest; 0: off.",
-    ),
-]
-RepeatPenalty = Annotated[
-    float,
-    option(
-        SAMPLING_PANEL,
-        "--repeat-penalty",
-        "--repetition-penalty",
-        metavar="R",
-        parser=number(float, "a number above 0 (1: off)", lambda r: r > 0),
-        help="Penalty factor for tokens already in the text; 1: off.",
-    ),
-]
-PresencePenalty = Annotated[
-    float,
-    option(
-        SAMPLING_PANEL,
-        "--presence-penalty",
-        metavar="P",
-        parser=number(float, "a number from -100 to 100 (0: off)", lambda p: abs(p) <= 100),
-        help="Penalty for tokens already in the answer, usually 0.1 to 2; 0: off.",
-    ),
-]
-FrequencyPenalty = Annotated[
-    float,
-    option(
-        SAMPLING_PANEL,
-        "--frequency-penalty",
-        metavar="P",
-        parser=number(float, "a number from -100 to 100 (0: off)", lambda p: abs(p) <= 100),
-        help="Penalty for each time that a token is already in the answer; 0: off.",
-    ),
-]
-Seed = Annotated[
-    int | None,
-    option(
-        SAMPLING_PANEL,
-        "-s",
-        "--seed",
-        metavar="S",
-        parser=number(int, "a whole number from 0 to 2^64 - 1", lambda s: 0 <= s < 2**64),
-        help="Seed of the sampling: repeats an answer on the same device.  [default: random, reported]",
-    ),
-]
+
+
+def sampling_option(parameter: Parameter) -> Any:
+    """Returns the option for a row of the table of sampling parameters."""
+    parser = number(parameter.kind, parameter.typed, parameter.accepts)
+    return option(SAMPLING_PANEL, *parameter.flags, metavar=parameter.metavar, parser=parser, help=parameter.help)
+
+
+Temperature = Annotated[float, sampling_option(PARAMETERS["temperature"])]
 Stop = Annotated[
     list[str] | None,
     typer.Option(  # `option_groups` reads the variable: typer would split it at spaces

@@ -20,6 +20,7 @@ class AnswerSettings(TypedDict, total=False):
     top_p: float
     min_p: float
     repeat_penalty: float
+    repeat_window: int
     presence_penalty: float
     frequency_penalty: float
     seed: int | None

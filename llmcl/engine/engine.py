@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import finalize
 
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
-from llmcl.engine.generation import ANSWER_OPTIONS, AnswerOptions, Generation, Piece, PieceWriter, token_budget
+from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, answer_options, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.prompts import are_prompts, is_chat
 from llmcl.engine.requests import Mailbox, PieceStream, Request
@@ -151,11 +151,8 @@ class Engine:
 
         prompt_logprobs: the first piece carries the log-probability of each prompt token given the tokens before (None
         for the first), with 0 to 20 alternatives. The whole prompt is then computed, cached or not. prompt, options: as
-        for `LLM.stream`: max_tokens, temperature, top_k, top_p, min_p, repeat_penalty, presence_penalty,
-        frequency_penalty, seed, stop, ignore_eos, min_tokens, stop_token_ids, schema, regex, grammar, choices,
-        logits_processor, raw, system_prompt; and logit_bias and logprobs from SamplingParams, so each piece has its
-        `logprob`. A seed draws the same random numbers regardless of other requests, even after a preemption; the
-        probabilities may be rounded differently.
+        for `LLM.stream`. A seed draws the same random numbers regardless of other requests, even after a preemption;
+        the probabilities may be rounded differently.
 
         Raises UsageError for a value out of range and after `close`, ContextLengthError for too long a prompt.
         """
@@ -213,9 +210,7 @@ class Engine:
         **options: Any,
     ) -> Question:
         """Encodes and checks a request without beginning it; `ask` begins it. Arguments and errors: as for `submit`."""
-        if unknown := [name for name in options if name not in ANSWER_OPTIONS]:
-            raise TypeError(f"{unknown[0]} is no option of an answer; expected some of {', '.join(ANSWER_OPTIONS)}")
-        answer = AnswerOptions(**options)
+        answer = answer_options(**options)
         if not isinstance(priority, WHOLE):
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")
         check_alternatives("prompt_logprobs", prompt_logprobs)

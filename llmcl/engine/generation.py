@@ -30,6 +30,7 @@ from llmcl.ops.sample import WHOLE, SamplingParams
 from llmcl.progress import Progress
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.preemptions import Preemptions
+from llmcl.sampling_options import PARAMETERS, SamplingOptions
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.shown_text import ShownText
 from llmcl.tokenizer.text import StopMatcher
@@ -53,23 +54,19 @@ def is_last(piece: Piece) -> bool:
 
 
 @dataclass(frozen=True)
-class AnswerOptions:
+class _AnswerLength:
+    max_tokens: int = 256
+
+
+@dataclass(frozen=True)
+class AnswerOptions(SamplingOptions, _AnswerLength):
     """How an answer is generated and when it ends: see `LLM.stream`. Raises UsageError for a value out of range."""
 
-    max_tokens: int = 256
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repeat_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    seed: int | None = None
     stop: str | Sequence[str] = ()
     ignore_eos: bool = False
     min_tokens: int = 0  # before, no end-of-text token or stop token ends the answer
     stop_token_ids: Sequence[int] = ()  # further tokens that end the answer
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
     schema: Any = None
     regex: str | None = None
@@ -101,19 +98,10 @@ class AnswerOptions:
 
     @cached_property
     def sampling(self) -> SamplingParams:
-        """The options for choosing tokens."""
-        return SamplingParams(
-            self.temperature,
-            self.top_k,
-            self.top_p,
-            self.min_p,
-            self.repeat_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            logit_bias=self.logit_bias,
-            logprobs=self.logprobs,
-        )
+        """The options for choosing tokens, checked."""
+        values = {name: getattr(self, name) for name in PARAMETERS}
+        bias = {} if self.logit_bias is None else self.logit_bias
+        return SamplingParams(**values, logit_bias=bias, logprobs=self.logprobs)
 
 
 def _checked_ids(name: str, ids: object) -> tuple[int, ...]:
@@ -123,6 +111,14 @@ def _checked_ids(name: str, ids: object) -> tuple[int, ...]:
 
 
 ANSWER_OPTIONS = tuple(each.name for each in fields(AnswerOptions))
+
+
+def answer_options(**options: Any) -> AnswerOptions:
+    """Raises TypeError for an unknown name, and AnswerOptions' errors."""
+    if unknown := [name for name in options if name not in ANSWER_OPTIONS]:
+        raise TypeError(f"{unknown[0]} is no option of an answer; expected some of {', '.join(ANSWER_OPTIONS)}")
+    return AnswerOptions(**options)
+
 
 Answer = Callable[[list[int], SequenceState | None], Generator[Piece, None, None]]
 """A function that generates the answer to a prompt, in a sequence or (None) with an empty context."""

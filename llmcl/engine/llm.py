@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any, cast, overload
 
@@ -10,10 +10,9 @@ import numpy as np
 
 from llmcl.engine.chat import Chat
 from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine, Question
-from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, collect, is_last, pieces
+from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
-from llmcl.engine.logits_processor import LogitsProcessor
 from llmcl.engine.no_token import check_logits
 from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
@@ -102,26 +101,6 @@ class LLM(PromptReader, SpeedTests):
         self,
         prompt: Prompt | Sequence[Prompt],
         *,
-        max_tokens: int = 256,
-        temperature: float = 0.0,
-        top_k: int = 0,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-        repeat_penalty: float = 1.0,
-        presence_penalty: float = 0.0,
-        frequency_penalty: float = 0.0,
-        seed: int | None = None,
-        stop: str | Sequence[str] = (),
-        ignore_eos: bool = False,
-        min_tokens: int = 0,
-        stop_token_ids: Sequence[int] = (),
-        logit_bias: Mapping[int, float] | None = None,
-        logprobs: int | None = None,
-        schema: Any = None,
-        regex: str | None = None,
-        grammar: str | None = None,
-        choices: Sequence[str] | None = None,
-        logits_processor: LogitsProcessor | None = None,
         n: int | None = None,
         raw: bool = False,
         system_prompt: str | None = None,
@@ -129,6 +108,7 @@ class LLM(PromptReader, SpeedTests):
         progress: Progress | None = None,
         wait: bool = False,
         begin: Begin | None = None,
+        **settings: Any,
     ) -> Lease[Piece] | Generator[tuple[int, Piece], None, None]:
         """Yields a Piece for each token as soon as it is there; closing the generator stops the work.
 
@@ -150,28 +130,7 @@ class LLM(PromptReader, SpeedTests):
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range, or if another thread generates.
         """
-        options = AnswerOptions(
-            max_tokens,
-            temperature,
-            top_k,
-            top_p,
-            min_p,
-            repeat_penalty,
-            presence_penalty,
-            frequency_penalty,
-            seed=seed,
-            stop=stop,
-            ignore_eos=ignore_eos,
-            min_tokens=min_tokens,
-            stop_token_ids=stop_token_ids,
-            logit_bias={} if logit_bias is None else logit_bias,
-            logprobs=logprobs,
-            schema=schema,
-            regex=regex,
-            grammar=grammar,
-            choices=choices,
-            logits_processor=logits_processor,
-        )  # raises errors now, not at the first token
+        options = answer_options(**settings)  # raises errors now, not at the first token
         check_function("progress", progress)
         check_function("begin", begin)
         if not isinstance(sequence, SequenceState | None):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
@@ -19,30 +18,24 @@ from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.ops.logprobs import LogProbs, check_alternatives
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.staging import send
+from llmcl.sampling_options import LEAST, PARAMETERS, SamplingOptions
 
-REPEAT_WINDOW = 64
-RANGE = 1e-30, 1e30  # temperature; a logit of 100 with the largest penalty and the smallest temperature stays finite
-PENALTY_RANGE = 1e-6, 1e6
-MAX_PENALTY = 100  # for presence and frequency; times a token count, the product stays finite
 WHOLE = (int, np.integer)
 NUMBERS = (int, float, np.integer, np.floating)
-MAX_INT = (1 << 31) - 1
 MAX_BIAS = 10_000  # a sum with a logit stays finite, and outweighs every other logit
 
-# Slots in the int32 buffer `sampling`. Floats are stored by their bits.
+# Slots in the int32 buffer `sampling`: the table's parameters without the seed, then more. Floats are stored by their
+# bits.
+_IN_SLOTS = [parameter for name, parameter in PARAMETERS.items() if name != "seed"]
+_MORE_SLOTS = (
+    "SEED_LO",
+    "SEED_HI",
+    "THRESHOLD",  # written by sample_threshold_select
+    "TRUNCATES",  # the kernels that choose the token: BEST_SCORE, ABOVE_THRESHOLD or LARGEST
+)
 CONSTANTS = {
-    "SAMPLING_TEMPERATURE": 0,
-    "SAMPLING_TOP_K": 1,
-    "SAMPLING_TOP_P": 2,
-    "SAMPLING_MIN_P": 3,
-    "SAMPLING_PENALTY": 4,
-    "SAMPLING_WINDOW": 5,
-    "SAMPLING_SEED_LO": 6,
-    "SAMPLING_SEED_HI": 7,
-    "SAMPLING_THRESHOLD": 8,  # written by sample_threshold_select
-    "SAMPLING_TRUNCATES": 9,  # the kernels that choose the token: BEST_SCORE, ABOVE_THRESHOLD or LARGEST
-    "SAMPLING_PRESENCE": 10,
-    "SAMPLING_FREQUENCY": 11,
+    f"SAMPLING_{name.upper()}": slot
+    for slot, name in enumerate([*(parameter.name for parameter in _IN_SLOTS), *_MORE_SLOTS])
 }
 N_SLOTS = len(CONSTANTS)
 BINS = 2048  # BINS in sample_threshold.cl
@@ -50,62 +43,19 @@ BEST_SCORE, ABOVE_THRESHOLD, LARGEST = 0, 1, 2  # the choice among: all scores, 
 
 
 @dataclass(frozen=True)
-class SamplingParams:
-    """Sampling parameters, applied in llama.cpp's order: penalty, top-k, top-p, min-p, temperature.
+class SamplingParams(SamplingOptions):
+    """How tokens are chosen. The samplers run in llama.cpp's order: penalty, top-k, top-p, min-p, temperature.
 
     Raises UsageError if a value is out of range, or would be 0 or infinite in float32.
     """
 
-    temperature: float = 0.0  # 0 takes the most likely token
-    top_k: int = 0  # 0 is off
-    top_p: float = 1.0  # 1 is off
-    min_p: float = 0.0  # 0 is off
-    repeat_penalty: float = 1.0  # penalty for the last repeat_window tokens, including the prompt; 1 is off
-    repeat_window: int = REPEAT_WINDOW
-    presence_penalty: float = 0.0  # subtracted from the logits of tokens in the answer, not the prompt
-    frequency_penalty: float = 0.0  # subtracted once per occurrence in the answer
-    seed: int | None = None  # None draws a seed (`seeded()`)
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added before all else
     logprobs: int | None = None  # alternatives per chosen token, 0 to MAX_TOP; None: no log-probabilities
 
     def __post_init__(self) -> None:
-        # Plain comparisons are fast: a server checks each request before the device gets it.
-        for name, value in (
-            ("temperature", self.temperature),
-            ("top_p", self.top_p),
-            ("min_p", self.min_p),
-            ("repeat_penalty", self.repeat_penalty),
-            ("presence_penalty", self.presence_penalty),
-            ("frequency_penalty", self.frequency_penalty),
-        ):
-            if not (isinstance(value, NUMBERS) and -math.inf < value < math.inf):
-                raise self._wrong(name, "a number")
-            if isinstance(value, np.generic):  # a float16 has no room for the ranges below
-                object.__setattr__(self, name, float(value))
-        for name, n in (("top_k", self.top_k), ("repeat_window", self.repeat_window)):
-            if not (isinstance(n, WHOLE) and n >= 0):
-                raise self._wrong(name, "0 (off) or more")
-        # The device uses float32: a smaller value would be 0, and quotients of logits would be infinite.
-        least, most = RANGE
-        if not (self.temperature == 0 or least <= self.temperature <= most):
-            raise self._wrong("temperature", f"0 (the most likely token), or {least} to {most}")
-        if not 0 < self.top_p <= 1:
-            raise self._wrong("top_p", "more than 0 and at most 1 (off)")
-        if not (self.min_p == 0 or least <= self.min_p <= 1):
-            raise self._wrong("min_p", f"0 (off), or {least} to 1")
-        least, most = PENALTY_RANGE
-        if not least <= self.repeat_penalty <= most:
-            raise self._wrong("repeat_penalty", f"{least} to {most}; 1 is off")
-        for name, value in (("presence_penalty", self.presence_penalty), ("frequency_penalty", self.frequency_penalty)):
-            if not -MAX_PENALTY <= value <= MAX_PENALTY:
-                raise self._wrong(name, f"-{MAX_PENALTY} to {MAX_PENALTY}; 0 is off")
-        if not (self.seed is None or (isinstance(self.seed, WHOLE) and 0 <= self.seed < 1 << 64)):
-            raise self._wrong("seed", "a whole number, 0 to 2^64 - 1")
+        super().__post_init__()
         check_alternatives("logprobs", self.logprobs)
         self._check_bias()
-
-    def _wrong(self, name: str, expected: str) -> UsageError:
-        return UsageError(f"{name} is {shown(getattr(self, name))}; expected {expected}")
 
     def _check_bias(self) -> None:
         bias = self.logit_bias
@@ -257,35 +207,21 @@ class Sampler:
         return LARGEST if params.takes_largest and LARGEST in self._choose else BEST_SCORE
 
     def configure(self, params: SamplingParams, sequence: int = 0) -> None:
-        """Sets a sequence's sampling parameters (writes 48 bytes and the biases to the device)."""
+        """Sets a sequence's sampling parameters (writes its slots and the biases to the device)."""
         if params.logit_bias and max(params.logit_bias) >= self._vocab_size:
             raise UsageError(
                 f"logit_bias has a bias for token {max(params.logit_bias)}; expected 0 to {self._vocab_size - 1}"
             )
-        floats = np.array(
-            # A single token always reaches top_p, because its probability is at least 1 / vocabulary.
-            [params.temperature, max(params.top_p, RANGE[0]), params.min_p, params.repeat_penalty, -np.inf],
-            np.float32,
-        ).view(np.int32)
-        # turns -0.0 into 0.0, which is off
-        penalties = np.array([params.presence_penalty, params.frequency_penalty], np.float32) + 0.0
-        seed = np.array([params.seed or 0], np.uint64).view(np.int32)
-        slots = np.zeros(len(CONSTANTS), np.int32)
-        for name, value in (
-            ("TEMPERATURE", floats[0]),
-            ("TOP_K", min(params.top_k, MAX_INT)),
-            ("TOP_P", floats[1]),
-            ("MIN_P", floats[2]),
-            ("PENALTY", floats[3]),
-            ("WINDOW", min(params.repeat_window, MAX_INT)),
-            ("SEED_LO", seed[0]),
-            ("SEED_HI", seed[1]),
-            ("THRESHOLD", floats[4]),
-            ("TRUNCATES", self.choice(params)),
-            ("PRESENCE", penalties.view(np.int32)[0]),
-            ("FREQUENCY", penalties.view(np.int32)[1]),
-        ):
-            slots[CONSTANTS["SAMPLING_" + name]] = value
+        slots = np.zeros(N_SLOTS, np.int32)
+        floats = slots.view(np.float32)
+        for slot, parameter in enumerate(_IN_SLOTS):
+            # 0.0 turns -0.0 into 0.0, which is off. LEAST is the smallest float32 above an excluded 0.
+            value = getattr(params, parameter.name) + 0.0
+            (floats if parameter.kind is float else slots)[slot] = max(value, LEAST) if parameter.above else value
+        seed = CONSTANTS["SAMPLING_SEED_LO"]
+        slots[seed : seed + 2] = np.array([params.seed or 0], np.uint64).view(np.int32)
+        floats[CONSTANTS["SAMPLING_THRESHOLD"]] = -np.inf
+        slots[CONSTANTS["SAMPLING_TRUNCATES"]] = self.choice(params)
         send(self._device, self.params, slots, 4 * sequence * N_SLOTS)
         self.bias.configure(params.logit_bias, sequence)
         self.logprobs.configure(params.logprobs, sequence)

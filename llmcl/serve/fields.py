@@ -67,15 +67,15 @@ class Fields:
             raise wrong(self.name(field), value, "true or false")
         return value
 
-    def number(self, field: str, default: float, low: float, high: float, *, above: bool = False) -> float:
-        """Returns a number from `low` to `high`. above: excludes `low`."""
+    def number(self, field: str, default: float, low: float, high: float) -> float:
+        """Returns a number from `low` to `high`."""
         value = self.given(field)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             raise wrong(self.name(field), value, "a number")
-        if not low <= value <= high or (above and value == low):  # before conversion: it may overflow a float
-            raise wrong(self.name(field), value, f"a number {'above' if above else 'from'} {low:g} to {high:g}")
+        if not low <= value <= high:  # before conversion: it may overflow a float
+            raise wrong(self.name(field), value, f"a number from {low:g} to {high:g}")
         return float(value)
 
     def whole(self, field: str, default: int | None, low: int, high: int = MAX_NUMBER) -> int | None:

@@ -11,6 +11,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 import llmcl
+from llmcl.sampling_options import PARAMETERS, Parameter
 from llmcl.serve import ollama_schemas
 from llmcl.serve.conversation import BUDGETS, OPENAI_ROLES
 from llmcl.serve.errors import OLLAMA_PATH
@@ -27,8 +28,14 @@ def _or_null(kind: str, **limits: Any) -> Schema:
     return {"type": [kind, "null"], **limits}
 
 
-def _zero_or(**limits: Any) -> Schema:
-    return {"oneOf": [{"type": "null"}, {"const": 0}, {"type": "number", **limits}]}
+def _parameter(parameter: Parameter) -> Schema:
+    low, high = parameter.http_range or (parameter.low, parameter.high)
+    if parameter.kind is int:
+        return _or_null("integer", minimum=int(parameter.http_limits[0]), maximum=min(high, (1 << 63) - 1))
+    limits = {"exclusiveMinimum" if parameter.above else "minimum": low, "maximum": high}
+    if parameter.off is None:
+        return _or_null("number", **limits)
+    return {"oneOf": [{"type": "null"}, {"const": parameter.off}, {"type": "number", **limits}]}
 
 
 def _object(properties: dict[str, Schema], *required: str) -> Schema:
@@ -49,14 +56,7 @@ _FLAG = _or_null("boolean")
 _COUNT: Schema = {"oneOf": [{"type": "null"}, {"const": -1}, {"type": "integer", "minimum": 1, "maximum": MAX_INT}]}
 _STOPS = {"oneOf": [{"type": "null"}, _TEXT, _some(MAX_STOPS, _TEXT)]}
 _SAMPLING: dict[str, Schema] = {
-    "temperature": _zero_or(minimum=1e-30, maximum=1e30),
-    "top_p": _or_null("number", exclusiveMinimum=0, maximum=1),
-    "top_k": _or_null("integer", minimum=-1, maximum=MAX_INT),
-    "min_p": _zero_or(minimum=1e-30, maximum=1),
-    "repeat_penalty": _or_null("number", minimum=1e-6, maximum=1e6),
-    "presence_penalty": _or_null("number", minimum=-2, maximum=2),
-    "frequency_penalty": _or_null("number", minimum=-2, maximum=2),
-    "seed": _or_null("integer", minimum=-1, maximum=(1 << 63) - 1),
+    **{(each.http_fields or (each.name,))[0]: _parameter(each) for each in PARAMETERS.values()},
     "ignore_eos": _FLAG,
     "min_tokens": _or_null("integer", minimum=0, maximum=MAX_INT),
     "stop_token_ids": {"oneOf": [{"type": "null"}, _list(_ID)]},

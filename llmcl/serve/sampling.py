@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from llmcl.errors import UsageError
+from llmcl.sampling_options import PARAMETERS, Parameter
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.served import Served
@@ -14,24 +15,10 @@ MAX_ANSWERS = 128  # OpenAI's limit
 
 
 def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
-    """Returns the matching options of `LLM.stream`. Defaults are OpenAI's: temperature and top_p 1.
+    """Returns the matching options of `LLM.stream`. Raises RequestError for a value out of range."""
+    from llmcl.ops.sample import SamplingParams  # imported late: the server listens before the engine is loaded
 
-    Raises RequestError for a value out of range.
-    """
-    from llmcl.ops.sample import RANGE, SamplingParams  # imported late: the server listens before the engine is loaded
-
-    penalty = "repeat_penalty" if fields.given("repeat_penalty") is not None else "repetition_penalty"
-    seed = fields.whole("seed", None, -1, (1 << 64) - 1)
-    options: dict[str, Any] = {
-        "temperature": fields.number("temperature", 1.0, 0.0, RANGE[1]),
-        "top_k": max(0, fields.whole("top_k", 0, -1, (1 << 31) - 1) or 0),
-        "top_p": max(fields.number("top_p", 1.0, 0.0, 1.0), RANGE[0]),  # 0 leaves only the likeliest token
-        "min_p": fields.number("min_p", 0.0, 0.0, 1.0),
-        "repeat_penalty": fields.number(penalty, 1.0, 0.0, 1e6, above=True),
-        "presence_penalty": fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        "frequency_penalty": fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        "seed": None if seed == -1 else seed,  # -1: llama.cpp's value for a random seed
-    }
+    options = {name: _parameter(fields, parameter) for name, parameter in PARAMETERS.items()}
     options |= {name: value for name, value in _ends(fields, served.vocab_size).items() if value}
     if bias := _bias(fields, served.vocab_size):
         options["logit_bias"] = bias
@@ -40,6 +27,16 @@ def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
     except UsageError as error:
         raise RequestError(400, str(error), str(error).partition(" ")[0], "invalid_value") from None
     return options
+
+
+def _parameter(fields: Fields, parameter: Parameter) -> Any:
+    names = parameter.http_fields or (parameter.name,)
+    name = next((name for name in names if fields.given(name) is not None), names[0])
+    if fields.given(name) is None:
+        return parameter.default if parameter.http_default is None else parameter.http_default
+    read = fields.number if parameter.kind is float else fields.whole
+    value = read(name, 0, *parameter.http_limits)
+    return parameter.http_meanings.get(value, value)
 
 
 _ENDS = "ignore_eos", "min_tokens", "stop_token_ids"

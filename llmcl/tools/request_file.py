@@ -14,6 +14,7 @@ from llmcl.engine.engine import Engine, Question
 from llmcl.engine.generation import ANSWER_OPTIONS, Piece
 from llmcl.errors import LlmclError, UsageError, one_line, shown
 from llmcl.progress import ANSWERING, Progress
+from llmcl.sampling_options import PARAMETERS
 from llmcl.tools import json_text
 
 OPTIONS = tuple(name for name in ANSWER_OPTIONS if name != "logits_processor")  # JSON has no functions
@@ -127,9 +128,9 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
         check(name, isinstance(fields.get(name), str), "a text")
     for name in "raw", "ignore_eos":
         check(name, isinstance(fields.get(name), bool), "true or false")
-    for name in "max_tokens", "top_k", "seed", "priority":
+    for name in "max_tokens", "priority", *(name for name, each in PARAMETERS.items() if each.kind is int):
         check(name, _is_whole(fields.get(name)), "a whole number")
-    for name in "temperature", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty":
+    for name in (name for name, each in PARAMETERS.items() if each.kind is float):
         check(name, _is_whole(fields.get(name)) or isinstance(fields.get(name), float), "a number")
     return fields
 

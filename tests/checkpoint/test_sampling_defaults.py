@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from gguf import constants
 
-from llmcl.checkpoint.sampling_defaults import _KEYS, sampling_defaults
+from llmcl.checkpoint.sampling_defaults import sampling_defaults
+from llmcl.sampling_options import PARAMETERS
 
 
 def test_generation_config(tmp_path: Path) -> None:
@@ -32,7 +33,8 @@ def test_gguf_keys_are_those_of_the_gguf_package() -> None:
         "min_p": keys.SAMPLING_MIN_P,
         "repeat_penalty": keys.SAMPLING_PENALTY_REPEAT,
     }
-    assert {name: row[1] for name, row in _KEYS.items()} == expected
+    table = {name: each.gguf_key for name, each in PARAMETERS.items() if each.gguf_key is not None}
+    assert {name: f"general.sampling.{key}" for name, key in table.items()} == expected
     file = SimpleNamespace(gguf_metadata={keys.SAMPLING_TEMP: 0.7, keys.SAMPLING_TOP_K: 20, "general.name": "x"})
     assert sampling_defaults(file) == {"temperature": 0.7, "top_k": 20}  # type: ignore[arg-type]
 

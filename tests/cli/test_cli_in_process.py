@@ -26,11 +26,12 @@ from llmcl.engine.generation import Piece
 from llmcl.engine.stats import summarize
 from llmcl.errors import UsageError
 from llmcl.runtime.cache_files import cache_dir
+from llmcl.sampling_options import PARAMETERS
 
 
 def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) -> None:
     options = "--temp 0.5 --top-k 3 --top-p 0.9 --min-p 0.1 --repeat-penalty 1.1 --seed 4"
-    options += " --presence-penalty 0.5 --frequency-penalty -0.25"
+    options += " --presence-penalty 0.5 --frequency-penalty -0.25 --repeat-last-n 16"
     ending = "--stop a --stop bc --ignore-eos"
     loading = "-c 48 --device gpu --dtype float16 --kv-dtype float32 --offline"
     quantized = "--quantize q4_0 --activation-dtype float32"
@@ -52,7 +53,7 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
         )
         == 0
     )
-    assert engine.request == {
+    assert engine.request == {name: each.default for name, each in PARAMETERS.items()} | {
         "prompt": "x",
         "max_tokens": 7,
         "temperature": 0.5,
@@ -62,6 +63,7 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
         "repeat_penalty": 1.1,
         "presence_penalty": 0.5,
         "frequency_penalty": -0.25,
+        "repeat_window": 16,
         "seed": 4,
         "stop": ("a", "bc"),
         "ignore_eos": True,
@@ -366,8 +368,8 @@ def test_run_answers_a_prompt_or_chats(
     assert engine.request["prompt"] == "Sum up:\n\nfrom the pipe" and engine.request["temperature"] == 0.7
     chats: list[tuple[float, float, int]] = []
 
-    def chat(temp: float, top_p: float, max_tokens: int) -> None:
-        chats.append((temp, top_p, max_tokens))
+    def chat(temperature: float, top_p: float, max_tokens: int) -> None:
+        chats.append((temperature, top_p, max_tokens))
 
     monkeypatch.setattr("llmcl.cli.run.chat", chat)
     assert invoke("run", "m", "--top-p", "0.9") == 0

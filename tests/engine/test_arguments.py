@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -12,12 +12,14 @@ import pytest
 import llmcl
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.convert import convert
-from llmcl.engine.generation import AnswerOptions
+from llmcl.engine.answer_settings import AnswerSettings
+from llmcl.engine.generation import ANSWER_OPTIONS, AnswerOptions
 from llmcl.engine.llm import LLM
 from llmcl.errors import CheckpointError, ContextLengthError, UsageError
 from llmcl.kernels.common.dtype import check_dtype
 from llmcl.ops.attention_sizes import check_kernel_options
 from llmcl.runtime.device import Device
+from llmcl.sampling_options import SamplingOptions
 
 # ---- prompts and options -----------------------------------------------------------------------------------------
 
@@ -111,6 +113,13 @@ def test_an_engine_takes_flags_and_functions_alone(small_llm: LLM) -> None:
 def test_an_option_that_there_is_not_is_named(small_llm: LLM) -> None:
     with pytest.raises(TypeError, match="temprature is no option of an answer; expected some of max_tokens, "):
         small_llm.generate(["text"], temprature=1.0)
+
+
+def test_type_checkers_know_the_options_of_an_answer() -> None:
+    hints = get_type_hints(AnswerSettings)
+    assert set(ANSWER_OPTIONS) <= set(hints)
+    for name, hint in get_type_hints(SamplingOptions).items():
+        assert hints[name] == hint
 
 
 @pytest.mark.filterwarnings("error")

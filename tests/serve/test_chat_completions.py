@@ -12,6 +12,7 @@ from fake_server import FakeEngine, Running, byte_tokenizer, events, running, st
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from openai.types.shared import ErrorObject
 
+from llmcl.sampling_options import PARAMETERS
 from llmcl.tokenizer import Tokenizer
 
 USER: list[Any] = [{"role": "user", "content": "Hello"}]
@@ -145,12 +146,13 @@ def test_several_answers(server: Running) -> None:
 def test_parameters_reach_the_engine(server: Running) -> None:
     server.chat(temperature=0, top_p=0.5, top_k=4, min_p=0.1, repeat_penalty=1.2, seed=3, stop="x", max_tokens=9)
     expected = {"temperature": 0.0, "top_p": 0.5, "top_k": 4, "min_p": 0.1, "repeat_penalty": 1.2, "seed": 3}
-    expected |= {"presence_penalty": 0.0, "frequency_penalty": 0.0}
-    assert server.engine.asked[0][1] == {**expected, "stop": ("x",), "max_tokens": 9}
-    server.chat(top_k=-1, seed=-1, repetition_penalty=1.1)
+    others = {name: each.default for name, each in PARAMETERS.items() if name not in expected}
+    assert others.items() >= {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repeat_window": 64}.items()
+    assert server.engine.asked[0][1] == {**expected, **others, "stop": ("x",), "max_tokens": 9}
+    server.chat(top_k=-1, seed=-1, repetition_penalty=1.1, repeat_last_n=16)
     options = server.engine.asked[1][1]
     assert (options["temperature"], options["top_p"], options["top_k"], options["seed"]) == (1.0, 1.0, 0, None)
-    assert options["repeat_penalty"] == 1.1
+    assert (options["repeat_penalty"], options["repeat_window"]) == (1.1, 16)
     server.chat(presence_penalty=0.5, frequency_penalty=-2)
     options = server.engine.asked[2][1]
     assert (options["presence_penalty"], options["frequency_penalty"]) == (0.5, -2)

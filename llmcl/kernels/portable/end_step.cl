@@ -2,7 +2,7 @@
 
 // Whether the row has a presence or a frequency penalty.
 inline bool counts_tokens(__global const int* sampling) {
-    return (sampling[SAMPLING_PRESENCE] | sampling[SAMPLING_FREQUENCY]) != 0;
+    return (sampling[SAMPLING_PRESENCE_PENALTY] | sampling[SAMPLING_FREQUENCY_PENALTY]) != 0;
 }
 
 // Ends the step: hands a row's token to the host and to the next step, and advances the position. Run by one work-item.

@@ -9,10 +9,10 @@
 
 inline float repeat_penalized(const float l, __global const int* last_seen, __global const int* sampling, const int position,
                               const int i) {
-    const float penalty = as_float(sampling[SAMPLING_PENALTY]);
+    const float penalty = as_float(sampling[SAMPLING_REPEAT_PENALTY]);
     if (penalty == 1.0f) return l;  // before the load, which is half a vocabulary pass's reads
     const int seen = last_seen[i];
-    if (seen < 0 || seen > position || seen <= position - sampling[SAMPLING_WINDOW]) return l;
+    if (seen < 0 || seen > position || seen <= position - sampling[SAMPLING_REPEAT_WINDOW]) return l;
     return l > 0.0f ? l / penalty : l * penalty;
 }
 
@@ -21,7 +21,7 @@ inline float penalized(__global const float* logits, __global const int* last_se
     const float l = repeat_penalized(logits[i], last_seen, sampling, position, i);
     const int count = counts_tokens(sampling) ? counts[i] : 0;
     if (count == 0) return l;
-    return l - as_float(sampling[SAMPLING_PRESENCE]) - as_float(sampling[SAMPLING_FREQUENCY]) * count;
+    return l - as_float(sampling[SAMPLING_PRESENCE_PENALTY]) - as_float(sampling[SAMPLING_FREQUENCY_PENALTY]) * count;
 }
 
 // A group's partition of the vocabulary.
