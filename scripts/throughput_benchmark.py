@@ -1,12 +1,13 @@
 #!/usr/bin/env python
-"""Measures several sequences at once on an OpenCL device: side by side as llama-batched-bench does, or as requests that
-arrive at random (--rate).
-"""
+"""Measures several sequences under load: requests at random times (--rate), or steps that read a prompt (--chunk)."""
 
 from __future__ import annotations
 
 import sys
 from typing import Annotated, Any
+
+import arrivals
+import chunks
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
@@ -15,16 +16,11 @@ from llmcl.cli.option_groups import LoadingOrRandom, with_groups
 from llmcl.cli.text_files import check_writable
 from llmcl.errors import UsageError
 from llmcl.models.batch import MAX_SEQUENCES
-from llmcl.tools import arrivals, benchmark, chunks, throughput
+from llmcl.tools import benchmark
 from llmcl.tools.rows import FORMATS, write_rows
 
 EPILOG = """\b
 PP, TG, PL    tokens of a prompt, of an answer, and sequences at once
-T_PP, S_PP    seconds to read all prompts, tokens a second
-T_TG, S_TG    seconds of the decode steps, tokens a second of all sequences together
-ms/step       time of a decode step: the time between two tokens of a stream
-of bandwidth  weights once and the keys and values of all sequences, over the time of a step,
-              as a share of a streaming read measured in the same run
 With --chunk each step has so many tokens of a prompt beside its -npl sequences: its time, and without a prompt.
 With --rate requests come at random times (a Poisson process), with lengths around -npp and -ntg:
 TTFT, queue   time to first token from when the request was due; its part until the engine began with it
@@ -56,9 +52,7 @@ def throughput_benchmark(
     repetitions: opt.Repetitions = 3,
     rate: Annotated[
         Any,
-        opt.measurement(
-            "--rate", metavar="R,...", parser=_rates, help="Requests a second that arrive at random; left out: none do."
-        ),
+        opt.measurement("--rate", metavar="R,...", parser=_rates, help="Requests a second that arrive at random."),
     ] = None,
     requests: Annotated[
         int, opt.measurement("--requests", metavar="N", parser=opt.whole(1), help="At most so many for each --rate.")
@@ -83,9 +77,7 @@ def throughput_benchmark(
     ] = None,
     chunk: Annotated[
         Any,
-        opt.measurement(
-            "--chunk", metavar="N,...", parser=opt.wholes(1), help="Tokens of a prompt in each step; left out: none."
-        ),
+        opt.measurement("--chunk", metavar="N,...", parser=opt.wholes(1), help="Tokens of a prompt in each step."),
     ] = None,
     loading: LoadingOrRandom = LoadingOrRandom(),
     format: Annotated[
@@ -94,8 +86,10 @@ def throughput_benchmark(
     output: opt.RowsFile = None,
     plot: Annotated[str | None, opt.plot("throughput over the time between tokens")] = None,
 ) -> None:
-    """Throughput of several sequences at once: the weights are read once a step for all of them."""
-    plan: throughput.Plan | arrivals.Plan | chunks.Plan = throughput.Plan(n_prompt, n_gen, n_parallel, repetitions)
+    """Several sequences under load: --rate or --chunk. `llmcl bench --batch` measures them without."""
+    plan: arrivals.Plan | chunks.Plan
+    if (rate is None) == (chunk is None):
+        raise UsageError("--rate or --chunk: give one of them; without load, llmcl bench --batch measures")
     if rate is not None:
         options = {} if max_step_tokens is None else {"max_step_tokens": max_step_tokens}
         plan = arrivals.Plan(rate, n_prompt, n_gen, n_parallel, requests, seconds, seed, streams, options)
@@ -105,8 +99,8 @@ def throughput_benchmark(
                 "raise -npl or lower --streams"
             )
     if chunk is not None:
-        if rate is not None or plot is not None:
-            raise UsageError("--chunk excludes --rate and --plot; give one of them")
+        if plot is not None:
+            raise UsageError("--chunk excludes --plot; give one of them")
         plan = chunks.Plan(chunk, n_prompt, n_parallel, repetitions)
         if max(n_parallel) >= MAX_SEQUENCES:
             raise UsageError(f"-npl {max(n_parallel)} with --chunk: at most {MAX_SEQUENCES - 1}, beside the prompt's")
@@ -122,13 +116,8 @@ def throughput_benchmark(
             write_rows(loads, format, output, arrivals.markdown)
             if plot is not None:
                 arrivals.plot(loads, plot)
-        elif isinstance(plan, chunks.Plan):
-            write_rows(chunks.run(llm, plan, _note), format, output, chunks.markdown)
         else:
-            rows = throughput.run(llm, plan, _note)
-            write_rows(rows, format, output, throughput.markdown)
-            if plot is not None:
-                throughput.plot(rows, plot)
+            write_rows(chunks.run(llm, plan, _note), format, output, chunks.markdown)
 
 
 def _note(text: str) -> None:

@@ -69,7 +69,7 @@ class ProfilingDevice(Device):
         if not entry.device.queue_properties & cl.command_queue_properties.PROFILING_ENABLE:
             raise DeviceError(
                 f"{entry.label} offers no profiling of its queues, so no kernel can be timed; choose another --device, "
-                "or measure whole steps with scripts/tbt_benchmark.py"
+                "or measure whole steps with llmcl bench"
             )
         super().__init__(entry)
         self.phase = ""

@@ -121,7 +121,7 @@ def run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, 
             batch.start(sequences[-1], GREEDY)
         first = batch.read(list(zip(sequences, prompts, strict=True)))()
         read = time.perf_counter()
-        _decode(batch, sequences, first, tg)
+        run_steps(batch, lambda: batch.decode(sequences), sequences, first, tg)
         return read - start, time.perf_counter() - read
 
     try:
@@ -132,20 +132,32 @@ def run_once(llm: LLM, batch: Batch, pp: int, tg: int, pl: int) -> tuple[float, 
             batch.cache.truncate(sequence, 0)
 
 
-def _decode(batch: Batch, sequences: list[SequenceState], inputs: list[int], n_steps: int) -> None:
-    """Runs n_steps decode steps; the device runs a step ahead of the host if it can."""
+def run_steps(
+    batch: Batch,
+    step: Callable[[], Callable[[], list[int]]],
+    sequences: Sequence[SequenceState],
+    inputs: list[int],
+    n: int,
+) -> tuple[list[float], list[int]]:
+    """Runs n steps; the device runs a step ahead of the host if it can. Returns the times at which ids arrived, and the
+    last ids. step: begins a step and returns the function that waits for its ids. inputs: the ids of the step before.
+    """
     waiting: Callable[[], list[int]] | None = None
-    for _ in range(n_steps):
-        ahead = batch.decode(sequences)
+    ends: list[float] = []
+    for _ in range(n):
+        ahead = step()
         if waiting is not None:
             inputs = waiting()
+            ends.append(time.perf_counter())
         for sequence, token in zip(sequences, inputs, strict=True):
             sequence.token_ids.append(token)
         waiting = ahead
         if not batch.runs_ahead:
             ahead()
     if waiting is not None:
-        waiting()
+        inputs = waiting()
+        ends.append(time.perf_counter())
+    return ends, inputs
 
 
 def markdown(rows: Sequence[Row]) -> str:

@@ -8,10 +8,11 @@ import io
 import json
 from pathlib import Path
 
+import arrivals
 import pytest
 from programs import TINY_SHAPE, Run, run_script
 
-from llmcl.tools import arrivals, throughput
+from llmcl.tools import throughput
 from llmcl.tools.rows import format_rows
 from llmcl.tools.throughput import Row
 
@@ -44,9 +45,9 @@ def test_formats() -> None:
 def test_script(tmp_path: Path, run_here: Run) -> None:
     shape, output, picture = tmp_path / "config.json", tmp_path / "rows.jsonl", tmp_path / "plot.png"
     shape.write_text(json.dumps(TINY_SHAPE))
-    sizes = ["-npp", "20", "-ntg", "5", "-npl", "1,3", "-r", "1"]
+    sizes = ["-p", "20", "-n", "5", "-b", "1,3", "-r", "1"]
     files = ["--format", "jsonl", "-o", str(output), "--plot", str(picture)]
-    done = run_here("throughput_benchmark.py", "--random", str(shape), *sizes, *files)
+    done = run_here("llmcl", "bench", "--random", str(shape), *sizes, *files)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in output.read_text().splitlines()]
     assert [(row["pl"], row["n_kv"]) for row in rows] == [(1, 25), (3, 75)]
@@ -69,7 +70,7 @@ def test_script_with_chunks(tmp_path: Path, run_here: Run) -> None:
     assert [(row["pl"], row["chunk"]) for row in rows] == [(2, 5), (2, 17), (3, 5), (3, 17)]
     assert all(row["ms_per_step"] > 0 and row["ms_without"] > 0 for row in rows)
     refused = run_here("throughput_benchmark.py", "--random", str(shape), "--chunk", "5", "--rate", "1")
-    assert refused.returncode != 0 and "--chunk excludes --rate and --plot" in refused.stderr
+    assert refused.returncode != 0 and "--rate or --chunk" in refused.stderr
 
 
 @pytest.mark.slow
@@ -109,10 +110,11 @@ def test_arrivals_are_the_same_for_a_seed_and_as_many_as_asked() -> None:
     [
         (["-m", "smollm2", "--rate", "1,0"], "expected numbers above 0, separated by commas"),
         (["-m", "smollm2", "--rate", "1", "-npl", "4", "--streams", "4"], "leave no place for requests"),
-        (["-m", "smollm2", "-npl", "1,65"], "-npl/--n-parallel 65: at most 64 sequences at once"),
+        (["-m", "smollm2"], "--rate or --chunk"),
+        (["-m", "smollm2", "--rate", "1", "-npl", "1,65"], "-npl/--n-parallel 65: at most 64 sequences at once"),
         (["-m", "smollm2", "-npp", "0"], "expected whole numbers, 1 or more"),
-        ([], "give one of -m/--model"),
-        (["-m", "smollm2", "-o", "/no/such/folder/rows.md"], "/no/such/folder"),
+        (["--rate", "1"], "give one of -m/--model"),
+        (["-m", "smollm2", "--rate", "1", "-o", "/no/such/folder/rows.md"], "/no/such/folder"),
     ],
 )
 def test_bad_requests_are_refused(arguments: list[str], message: str, run_here: Run) -> None:

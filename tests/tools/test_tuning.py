@@ -362,8 +362,8 @@ def test_a_folder_that_cannot_be_written_is_named_before_the_work(
 
 
 @pytest.mark.slow
-def test_the_script_times_one_combination(no_findings: Path, run_here: Run) -> None:
-    done = run_here("tune_prefill.py", "-m", "smollm2", "--combo", "D", "-p", "32", "-q")
+def test_one_combination_is_timed(no_findings: Path, run_here: Run) -> None:
+    done = run_here("llmcl", "tune", "--kernel", "prefill", "-m", "smollm2", "--combo", "D", "-p", "32", "-q")
     assert done.returncode == 0, done.stderr
     labels = [line.split(" ")[0] for line in done.stdout.splitlines()[3:6]]
     assert labels == ["D", "G", "default"] and done.stderr == ""

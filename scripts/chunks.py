@@ -7,9 +7,9 @@ times       ratio of ms/step to without: the slowdown in a stream's TBT
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -17,9 +17,8 @@ import numpy as np
 
 from llmcl.errors import counted
 from llmcl.models.batch import Batch, PromptChunk, make_batch
-from llmcl.models.sequence import SequenceState
 from llmcl.tools.rows import markdown_table
-from llmcl.tools.throughput import GREEDY, PAGE_TOKENS
+from llmcl.tools.throughput import GREEDY, PAGE_TOKENS, run_steps
 
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
@@ -92,36 +91,16 @@ def _measure(batch: Batch, plan: Plan, pp: int, pl: int) -> dict[int, float]:
             for chunk, step_seconds in seconds.items():
                 batch.cache.truncate(other, 0)
                 prompt = rng.integers(0, vocab, chunk).tolist()
-                times, inputs = _steps(batch, running, inputs, other, prompt)
+                chunk_rows = [PromptChunk(other, prompt, is_last=False)] if prompt else []
+                step = partial(batch.step, running, chunk_rows)
+                ends, inputs = run_steps(batch, step, running, inputs, STEPS)
                 if turn:
-                    step_seconds += times
+                    step_seconds += np.diff(ends).tolist()
         return {chunk: median(step_seconds) for chunk, step_seconds in seconds.items()}
     finally:
         for sequence in (*running, other):
             batch.end(sequence)
             batch.cache.truncate(sequence, 0)
-
-
-def _steps(
-    batch: Batch, running: Sequence[SequenceState], inputs: list[int], other: SequenceState, prompt: list[int]
-) -> tuple[list[float], list[int]]:
-    """Returns the seconds of STEPS - 1 steps and the last ids. The device runs a step ahead of the host if it can."""
-    waiting: Callable[[], list[int]] | None = None
-    ends: list[float] = []
-    for _ in range(STEPS):
-        ahead = batch.step(running, [PromptChunk(other, prompt, is_last=False)] if prompt else [])
-        if waiting is not None:
-            inputs = waiting()
-            ends.append(time.perf_counter())
-        for sequence, token in zip(running, inputs, strict=True):
-            sequence.token_ids.append(token)
-        waiting = ahead
-        if not batch.runs_ahead:
-            ahead()
-    assert waiting is not None
-    inputs = waiting()
-    ends.append(time.perf_counter())
-    return [float(step) for step in np.diff(ends)], inputs
 
 
 def markdown(rows: Sequence[Row]) -> str:

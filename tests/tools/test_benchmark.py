@@ -12,7 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from programs import TINY_SHAPE, Run, run_script
+from programs import TINY_SHAPE, Run, run_llmcl
 
 from llmcl.engine.generation import Piece
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError
@@ -195,7 +195,7 @@ def test_context_is_checked_before_measuring() -> None:
     ],
 )
 def test_bad_requests_are_refused(arguments: list[str], code: int, parts: list[str], run_here: Run) -> None:
-    done = run_here("tbt_benchmark.py", *arguments)
+    done = run_here("llmcl", "bench", *arguments)
     assert (done.returncode, done.stdout) == (code, "")
     for part in parts:
         assert part in done.stderr
@@ -208,11 +208,9 @@ def test_the_demo_model_is_measured(tmp_path: Path, run_here: Run) -> None:
     has_matplotlib = importlib.util.find_spec("matplotlib") is not None
     options = ["-m", "smollm2", "-p", "32", "-n", "8", "-d", "0,64", "-g", "8", "-r", "2", "--format", "json"]
     if not has_matplotlib:
-        refused = run_here("tbt_benchmark.py", *options, "--plot", str(picture))
+        refused = run_here("llmcl", "bench", *options, "--plot", str(picture))
         assert refused.returncode == 2 and "llmcl[plot]" in refused.stderr
-    done = run_script(
-        "tbt_benchmark.py", *options, "-o", str(output), *(["--plot", str(picture)] if has_matplotlib else [])
-    )
+    done = run_llmcl("bench", *options, "-o", str(output), *(["--plot", str(picture)] if has_matplotlib else []))
     assert done.returncode == 0, done.stderr
     assert done.stdout == ""
     rows = json.loads(output.read_text(encoding="utf-8"))
@@ -236,7 +234,7 @@ def test_random_weights_of_a_shape(tmp_path: Path, run_here: Run, monkeypatch: p
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE), encoding="utf-8")
     sizes = "-p", "16", "-n", "4", "-d", "8", "-g", "4", "-r", "1"
-    done = run_here("tbt_benchmark.py", "--random", str(shape), "--dtype", "bfloat16", *sizes, "--format", "jsonl")
+    done = run_here("llmcl", "bench", "--random", str(shape), "--dtype", "bfloat16", *sizes, "--format", "jsonl")
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [row["test"] for row in rows] == ["pp16", "tg4 @ d8", "gen4"]
