@@ -2,8 +2,7 @@
 
 A lease is a generator that owns the model from `Leases.begin` until the generator ends, is closed or is collected. The
 thread that began or last read a lease may end the lease with the next call. Calls from different threads are refused,
-or wait. The interpreter's generator state says whether a lease runs, rests or is over, so an interrupt leaves no stale
-flag.
+or wait. The interpreter's generator state says whether a lease runs or is over, so an interrupt leaves no stale flag.
 """
 
 from __future__ import annotations
@@ -36,35 +35,32 @@ class Lease(Generator[Item, None, None]):
         self, leases: Leases, start: Callable[[], Iterable[Item]], is_last: Callable[[Item], bool], kept: bool
     ):
         self.kept = kept
-        self._leases = leases
-        self._is_last = is_last
-        self._steps = _steps(start)
-        self._began = self._last = threading.current_thread()
+        self.woken = threading.Lock()  # released when it may be this lease's turn
+        self.woken.acquire()
+        self.began_in = self._last = threading.current_thread()
+        self.steps = _steps(start)
+        self._leases, self._is_last = leases, is_last
         self._cut_short = False  # by another thread that closed the model
 
     @property
     def over(self) -> bool:
-        return getgeneratorstate(self._steps) == GEN_CLOSED
+        return getgeneratorstate(self.steps) == GEN_CLOSED
+
+    @property
+    def runs(self) -> bool:
+        return getgeneratorstate(self.steps) == GEN_RUNNING
 
     @property
     def is_mine(self) -> bool:
         """Returns whether this thread's next call may end the lease."""
-        return not self.kept and threading.current_thread() in (self._began, self._last)
-
-    @property
-    def began_here(self) -> bool:
-        return self._began is threading.current_thread()
-
-    @property
-    def runs(self) -> bool:
-        return getgeneratorstate(self._steps) == GEN_RUNNING
+        return not self.kept and threading.current_thread() in (self.began_in, self._last)
 
     def send(self, value: None) -> Item:
         if self.runs:
             raise self._leases.busy()
         self._last = threading.current_thread()
         try:
-            item: Item = next(self._steps)
+            item: Item = next(self.steps)
         except BaseException as error:
             self._leases.wake()
             if self._cut_short and isinstance(error, StopIteration):
@@ -92,7 +88,7 @@ class Lease(Generator[Item, None, None]):
             raise UsageError(f"{self._leases.name} is used from within its own work (by a callback); use it afterwards")
         self._cut_short |= cut_short
         try:
-            self._steps.close()
+            self.steps.close()
         except ValueError:  # another thread runs it
             return self.over
         self._leases.wake()
@@ -106,15 +102,14 @@ class Lease(Generator[Item, None, None]):
 class Leases:
     """Tracks who owns the named model and who waits: first come, first served.
 
-    Each lease has a seat. A lease enters by being first to write a new seat into the previous seat, in a single
-    interpreter step. Therefore no lock exists that an interrupt or the garbage collector could find locked.
+    The queue changes in single interpreter steps. No lock exists that an interrupt or the garbage collector could find
+    locked: an interrupt at the end of a `with` block may leave the lock held.
     """
 
     def __init__(self, name: str):
         self.name = name
         self.closed = False
-        self._seat: dict[str, Any] = {"lease": lambda: None}  # the last seat, or an earlier one
-        self._waiting: list[weakref.ref[Any]] = []  # one lock per waiting thread; its release wakes the thread
+        self._queue: list[weakref.ref[Lease[Any]]] = []  # the first unfinished lease owns the model
 
     def begin(
         self,
@@ -134,19 +129,11 @@ class Leases:
         driver_calls.check()
         check_flags(wait=wait)
         lease = Lease(self, start, is_last, kept)
-        gate: Any = None
         try:
-            while not self._taken(lease, gate):
-                if not wait or self._waits_for_itself():
-                    raise self.busy()
-                if gate is None:
-                    gate = threading.Lock()
-                    gate.acquire()
-                    self._waiting.append(weakref.ref(gate))
-                gate.acquire(timeout=RECHECK_S)
-            next(lease._steps)
+            while not self._enter(lease, wait):
+                lease.woken.acquire(timeout=RECHECK_S)
+            next(lease.steps, None)  # None: closed meanwhile
         except BaseException:
-            gate = None  # otherwise the traceback would keep the place in the queue
             lease.end()
             raise
         return lease
@@ -155,34 +142,29 @@ class Leases:
         """Returns the result of `work`, called while the model is owned. beside: the current thread's resting lease
         continues afterwards.
         """
-        holder = self._last()["lease"]()
-        if beside and holder is not None and holder.is_mine and not (holder.over or holder.runs):
+        if beside and any(lease.is_mine and not lease.runs for lease in self._unfinished()[:1]):
             return work()
         (result,) = self.begin(lambda: (work(),), wait=wait)
         return result
 
     def close(self) -> None:
         """Ends the current lease after its step, and refuses all calls from then on."""
-        nobody = {"lease": lambda: None}
         while not driver_calls.forked():  # after a fork the lease runs in the other process
-            seat = self._last()
-            holder = seat["lease"]()
-            over = holder is None or holder.end(cut_short=not holder.is_mine)
+            for lease in self._unfinished()[:1]:
+                lease.end(cut_short=not lease.is_mine)
             self.closed = True
-            if over and seat.setdefault("next", nobody) is nobody:
+            if not self._unfinished():
                 return
             time.sleep(RECHECK_S)
 
     def wake(self) -> None:
-        """Wakes the first waiting thread."""
-        gate = self._first_waiting()
-        if gate is not None:
+        """Wakes the first thread in the queue."""
+        for lease in self._unfinished()[:1]:
             with suppress(RuntimeError):  # already woken
-                gate.release()
+                lease.woken.release()
 
     def busy(self) -> UsageError:
-        holder = self._last()["lease"]()
-        if holder is not None and holder.kept:
+        if any(lease.kept for lease in self._unfinished()[:1]):
             return UsageError(
                 f"an engine of {self.name} is open and has it until it is closed: give the request to the engine, "
                 "close that first, or use wait=True in another thread, which waits for it"
@@ -195,37 +177,26 @@ class Leases:
     def closed_error(self) -> UsageError:
         return UsageError(f"{self.name} was closed and gave its device memory back; load it again")
 
-    def _waits_for_itself(self) -> bool:
-        holder = self._last()["lease"]()
-        return holder is not None and holder.kept and holder.began_here
-
-    def _taken(self, lease: Lease[Any], gate: Any) -> bool:
-        """Returns whether the lease took a seat. gate: the current thread's lock, if waiting."""
-        if self.closed:
+    def _enter(self, lease: Lease[Any], wait: bool) -> bool:
+        """Puts the lease into the queue, and returns whether the lease owns the model now."""
+        if (place := weakref.ref(lease)) not in self._queue:
+            self._queue.append(place)
+        if self.closed:  # asked after the entry: `close` asks in the opposite order
             raise self.closed_error()
-        seat, first = self._last(), self._first_waiting()
-        holder = seat["lease"]()
-        if holder is None or holder.over:
-            if first is not None and first is not gate:
-                return False
-        elif not holder.is_mine or not holder.end():
-            return False
-        own = {"lease": weakref.ref(lease)}
-        if seat.setdefault("next", own) is not own:
-            return False
-        self._seat = own
-        return True
+        owner = self._unfinished()[0]
+        if owner.is_mine and owner is not lease and owner.end():
+            owner = self._unfinished()[0]
+        if owner is not lease and (not wait or (owner.kept and owner.began_in is lease.began_in)):
+            raise self.busy()
+        return owner is lease
 
-    def _last(self) -> dict[str, Any]:
-        seat = self._seat
-        while "next" in seat:
-            seat = seat["next"]
-        return seat
-
-    def _first_waiting(self) -> Any:
-        for waiting in list(self._waiting):
-            if (gate := waiting()) is not None:
-                return gate
-            with suppress(ValueError):  # the thread gave up, and another thread may have removed it already
-                self._waiting.remove(waiting)
-        return None
+    def _unfinished(self) -> list[Lease[Any]]:
+        unfinished = []
+        for place in [*self._queue]:
+            lease = place()
+            if lease is not None and not lease.over:
+                unfinished.append(lease)
+                continue
+            with suppress(ValueError):  # another thread removed it
+                self._queue.remove(place)
+        return unfinished
