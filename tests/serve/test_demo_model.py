@@ -103,7 +103,7 @@ def test_a_greedy_token_is_the_most_likely(demo: Running) -> None:
         assert other.choices[0].text != found.tokens[0]
 
 
-@pytest.mark.full
+@pytest.mark.slow
 def test_ollamas_client_gets_the_same_answer(demo: Running) -> None:
     """Whole, streamed and as a lone prompt, with the temperature 0 in place of the API's default."""
     with (
