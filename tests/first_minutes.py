@@ -52,21 +52,25 @@ def chat(options: str, *keys: tuple[str, str], screen: str, code: int = 0) -> Ty
 
 
 # The commands of a group run two at a time, those of a tuple one after the other.
-USAGE: list[Typed] = [
+START: list[Typed] = [
     Typed("llmcl", 2, r"Commands:"),
     Typed("llmcl --help", 0, r"generate .*Stream"),
+    Typed("llmcl generat", 2, r"No such command 'generat'\. Did you mean 'generate'\?", most_lines=2),
+    Typed("llmcl run", 2, r"Missing argument", most_lines=2),
+    Typed("llmcl run smollm hello", 6, r"Did you mean smollm2\?"),
+    Typed("llmcl devices", 0, r"cpu|CPU"),
+]
+USAGE: list[Typed] = [
     Typed("llmcl -h", 0, r"Exit codes"),
     Typed("llmcl help", 0, r"Commands:"),
     Typed("llmcl help run", 0, r"Usage: llmcl run"),
     Typed("llmcl help rnu", 2, r"Did you mean 'run'", most_lines=2),
     Typed("llmcl version", 0, r"^llmcl \d"),
     Typed("llmcl --version", 0, r"^llmcl \d"),
-    Typed("llmcl generat", 2, r"No such command 'generat'\. Did you mean 'generate'\?", most_lines=2),
     Typed("llmcl benhc", 2, r"Did you mean 'bench'", most_lines=2),
     Typed("llmcl xyzzy", 2, r"No such command 'xyzzy'\.", most_lines=2),
     Typed("llmcl ls", 2, r"No such command 'ls'", most_lines=2),
     Typed("llmcl --verison", 2, r"--version", most_lines=2),
-    Typed("llmcl run", 2, r"Missing argument", most_lines=2),
     Typed("llmcl pull", 2, r"Missing argument", most_lines=2),
     Typed("llmcl warm", 2, r"Missing option.*LLMCL_MODEL", most_lines=2),
     Typed("llmcl generate", 2, r"Missing option.*LLMCL_MODEL", most_lines=2),
@@ -78,13 +82,11 @@ USAGE: list[Typed] = [
     Typed("llmcl generate -m smollm2 -p x --tmep 1", 2, r"--temp", most_lines=2),
     Typed("llmcl generate -m smollm2 -p x --dtype int3", 2, r"expected one of auto", most_lines=2),
     Typed("llmcl generate -m smollm2 -p x -t 0", 2, r"expected a whole number", most_lines=2),
-    Typed("llmcl run smollm hello", 6, r"Did you mean smollm2\?"),
     Typed("llmcl run SmolLM2 hello", 6, r"Did you mean smollm2\?"),
     Typed("llmcl run ./no.gguf hello", 6, r"there is no such file"),
     Typed("mkdir folder && llmcl run folder hello", 6, r"folder: .*config\.json"),
     Typed(": > empty.gguf && llmcl run empty.gguf hello", 6, r"empty\.gguf: .*empty"),
     Typed("llmcl models", 0, r"llama-3\.1-8b +8\.0 B"),
-    Typed("llmcl devices", 0, r"cpu|CPU"),
 ]
 HUB: list[tuple[Typed, ...]] = [
     (
@@ -150,7 +152,7 @@ ANSWERS: list[Typed] = [
     chat("-c 96 --on-full drop -q", ("> ", "one\r"), ("> ", "two\r"), ("> ", "/exit\r"), screen="two"),
     chat("-c 8 --on-full error", ("> ", "one two three\r"), ("error: ", "/exit\r"), screen="context"),
 ]  # fmt: skip
-GROUPS = {"usage": USAGE, "hub": HUB, "answers": ANSWERS}
+GROUPS = {"start": START, "usage": USAGE, "hub": HUB, "answers": ANSWERS}
 
 
 def in_order(group: Iterable[Typed | tuple[Typed, ...]]) -> Iterator[tuple[Typed, ...]]:

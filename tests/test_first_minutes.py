@@ -17,6 +17,6 @@ def test_there_are_many() -> None:
     assert N_COMMANDS >= 60
 
 
-@pytest.mark.parametrize("groups", [("usage",), pytest.param(("hub", "answers"), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("groups", [("start",), pytest.param(("usage", "hub", "answers"), marks=pytest.mark.slow)])
 def test_the_first_minutes(groups: tuple[str, ...], tmp_path: Path) -> None:
     assert type_all(tmp_path, groups) == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -27,7 +28,7 @@ CPU, OTHER_CPU, RENDERER, SIMULATOR = (
 @pytest.mark.parametrize(
     ("entry", "devices", "full", "expected"),
     [
-        (CPU, [CPU], False, {"cpu", "cpu small", "portable small"}),
+        (CPU, [CPU], False, {"cpu", "cpu small", "portable small"}),  # without Oclgrind
         (CPU, [CPU, OTHER_CPU, RENDERER], True, {"cpu", "cpu small", "portable small"}),
         (CPU, [CPU, OTHER_CPU], True, {"cpu", "cpu small", "portable", "portable small"}),
         (OTHER_CPU, [CPU, OTHER_CPU], True, {"cpu", "cpu small"}),
@@ -39,6 +40,7 @@ def test_a_device_runs_the_variants_that_it_chooses(
     entry: Any, devices: list[Any], full: bool, expected: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(which_devices, "is_full", lambda: full)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     cases = {
         f"{variant} small" if small else variant: (variant, small)
         for variant in ("cpu", "portable")
@@ -48,6 +50,12 @@ def test_a_device_runs_the_variants_that_it_chooses(
         name for name, (variant, small) in cases.items() if runs_variant(variant, entry, devices, is_small=bool(small))
     }
     assert kept == expected
+
+
+def test_the_simulator_runs_the_small_cases_of_the_portable_variant(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(which_devices, "is_full", lambda: False)
+    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
+    assert not runs_variant("portable", CPU, [CPU], is_small=True)
 
 
 def test_slow_cases_are_left_to_the_full_run() -> None:

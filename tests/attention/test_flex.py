@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from helpers import rounded_operands
+from parameters import each_value
 from torch.nn.attention import flex_attention as torch_flex
 
 from llmcl.attention import and_masks, create_block_mask, flex_attention, masks
@@ -17,7 +18,7 @@ from llmcl.errors import UsageError
 
 TOLERANCE = 2e-5  # of float32 accumulation over some hundred keys, in an output of order 1
 # What the device would choose, and what runs everywhere.
-VARIANTS = [pytest.param(None, id="chosen"), "portable"]
+VARIANTS = [pytest.param(None, id="chosen"), pytest.param("portable", marks=pytest.mark.slow)]
 
 slopes = torch.tensor([2.0 ** -(i + 1) for i in range(8)])
 documents = np.repeat(np.arange(40, dtype=np.int32), 40)
@@ -97,12 +98,10 @@ def same_document_torch(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("kv_dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-    "shape",
-    [(1, 8, 8, 1, 1, 32), (2, 8, 1, 17, 17, 64), (1, 6, 2, 577, 577, 80), (2, 3, 1, 128, 200, 128)],
-    ids=lambda s: "x".join(map(str, s)),
+@each_value(
+    ("case", CASES),
+    ("kv_dtype", ["float32", "float16"]),
+    ("shape", [(1, 8, 8, 1, 1, 32), (2, 8, 1, 17, 17, 64), (1, 6, 2, 577, 577, 80), (2, 3, 1, 128, 200, 128)]),
 )
 def test_equals_pytorch(default_device: Any, shape: Any, kv_dtype: str, case: str, variant: Any) -> None:
     """Keys and values in half precision are rounded on both sides."""

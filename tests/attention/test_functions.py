@@ -164,7 +164,7 @@ def every_function(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", [pytest.param(None, id="chosen"), "portable"])
+@pytest.mark.parametrize("variant", [pytest.param(None, id="chosen"), pytest.param("portable", marks=pytest.mark.slow)])
 def test_every_function_in_the_kernels(device: Device, variant: str | None) -> None:
     """Their names and macros beside those of the kernels."""
     rng = np.random.default_rng(0)

@@ -12,6 +12,7 @@ import torch
 from compilers.gpus import GPUS
 from compilers.recording import RecordingDevice
 from helpers import rounded_operands
+from parameters import each_value
 from pyopencl.array import to_device
 from torch.nn.attention import flex_attention as torch_flex
 
@@ -204,10 +205,9 @@ def pages_of(x: np.ndarray, table: np.ndarray, page: int, n_pages: int) -> np.nd
     return pool
 
 
-@pytest.mark.parametrize("side", SIDES)
-@pytest.mark.parametrize(
-    ("page", "width", "value_width", "n_queries"),
-    [(64, 64, 64, 1), (16, 32, 32, 20), (64, 128, 128, 130), (48, 40, 24, 3)],
+@each_value(
+    ("side", SIDES),
+    ("page,width,value_width,n_queries", [(64, 64, 64, 1), (16, 32, 32, 20), (64, 128, 128, 130), (48, 40, 24, 3)]),
 )
 def test_pages(device: Any, side: str, page: int, width: int, value_width: int, n_queries: int) -> None:
     n_keys, n_pages = 3 * page, 9

@@ -6,8 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import pytest
 from helpers import rounded_operands
+from parameters import each_value
 from pyopencl.array import to_device
 
 from llmcl.attention import AuxRequest, create_block_mask, flex_attention, masks
@@ -34,14 +34,15 @@ def expected_of(
         return weights @ v / np.where(total > 0, total, 1.0)[..., None], np.log(total), scores.max(-1)
 
 
-@pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("width", [64, 128])
-@pytest.mark.parametrize(
-    ("cap", "size", "below"),
-    # Near the cap; beyond it in some rows, and in all; a cap so small that all keys count; a scale below 0; all scores
-    # below 0.
-    [(30.0, 1.0, 0), (30.0, 14.0, 0), (30.0, 60.0, 0), (3.0, 1.0, 0), (30.0, -4.0, 0), (100.0, 1.0, 12)],
+@each_value(
+    ("mask", MASKS),
+    ("dtype", ["float16", "bfloat16"]),
+    ("width", [64, 64, 128, 128]),
+    (  # Near the cap; beyond it in some rows, and in all; a cap so small that all keys count; a scale below 0; all
+        # scores below 0.
+        "cap,size,below",
+        [(30.0, 1.0, 0), (30.0, 14.0, 0), (30.0, 60.0, 0), (3.0, 1.0, 0), (30.0, -4.0, 0), (100.0, 1.0, 12)],
+    ),
 )
 def test_soft_cap(default_device: Any, cap: float, size: float, below: int, width: int, dtype: str, mask: str) -> None:
     rng = np.random.default_rng(width)

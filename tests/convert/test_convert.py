@@ -41,7 +41,9 @@ def logits(path: Path, device: Device, **options: Any) -> np.ndarray:
     "changes",
     [
         {},
-        {"rope_scaling": LLAMA3_SCALING, "rope_theta": 500000.0, "tie_embeddings": True},
+        pytest.param(
+            {"rope_scaling": LLAMA3_SCALING, "rope_theta": 5e5, "tie_embeddings": True}, marks=pytest.mark.slow
+        ),
         {"rope_scaling": LINEAR_SCALING},
     ],
     ids=["plain", "llama3-tied", "linear"],

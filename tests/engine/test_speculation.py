@@ -13,6 +13,7 @@ import pytest
 from family_configs import FAMILIES
 from helpers import gemma2_config, random_weights, save_folder, small_config
 from late_kernels import compile_when_used
+from parameters import each_value, slow_except
 from programs import TINY_SHAPE
 
 import llmcl
@@ -99,7 +100,7 @@ def answer(llm: LLM, drafting: Drafting | None, ids: list[int] | None = None, n:
     return llm.generate(ids or prompt(), max_tokens=n, ignore_eos=True, **options)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", slow_except(SAMPLINGS, "greedy", "sampled with a penalty"))
 def test_prompt_lookup_gives_the_same_tokens(sampling: str, llm: LLM) -> None:
     plain = answer(llm, None, **SAMPLINGS[sampling])
     drafted = answer(llm, Drafting(llm.model, PromptLookup(), FixedLength(7)), **SAMPLINGS[sampling])
@@ -111,7 +112,7 @@ def test_prompt_lookup_gives_the_same_tokens(sampling: str, llm: LLM) -> None:
         assert drafted.stats.arrivals < drafted.stats.generated_tokens and drafted.stats.tbt_ms["min"] > 0
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", slow_except(SAMPLINGS, "greedy", "sampled with a penalty"))
 def test_a_draft_model_gives_the_same_tokens(sampling: str, llm: LLM, draft_llm: LLM) -> None:
     plain = answer(llm, None, **SAMPLINGS[sampling])
     drafted = answer(
@@ -120,7 +121,7 @@ def test_a_draft_model_gives_the_same_tokens(sampling: str, llm: LLM, draft_llm:
     assert drafted.token_ids == plain.token_ids
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("sampling", slow_except(SAMPLINGS, "truncated"))
 def test_a_draft_model_with_the_same_weights_is_right_each_time(sampling: str, llm: LLM, shape: str) -> None:
     """It samples with the same noise."""
     twin = llmcl.load_random(shape, device=llm.device, dtype="float32", max_context=CONTEXT)
@@ -130,8 +131,7 @@ def test_a_draft_model_with_the_same_weights_is_right_each_time(sampling: str, l
     assert drafted.stats.rows_per_step == drafted.stats.tokens_per_step == 5
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("length", [1, 2, 15])
+@each_value(("sampling", SAMPLINGS), ("length", [1, 2, 15]))
 def test_wrong_drafts_change_nothing(length: int, sampling: str, llm: LLM) -> None:
     """Among them tokens that the penalty would know if they had been accepted."""
     plain = answer(llm, None, n=60, **SAMPLINGS[sampling])
@@ -315,8 +315,7 @@ def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, 
             assert engine.submit(asked[0][0], max_tokens=4, logprobs=1, **options).result().token_ids == plain[0][:4]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", ["lookup", "wrong"])
+@each_value(("sampling", SAMPLINGS), ("drafter", ["lookup", "wrong"]))
 def test_an_engine_drafts_for_several_texts(drafter: str, sampling: str, llm: LLM) -> None:
     """Each gets the ids that it has alone, with drafts of several lengths beside rows without, and with few pages."""
     options: dict[str, Any] = {"ignore_eos": True, **SAMPLINGS[sampling]}

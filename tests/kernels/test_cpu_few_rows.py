@@ -97,7 +97,7 @@ def test_a_row_is_the_same_beside_any_others(target: Device, dtype: str, epilogu
             np.testing.assert_array_equal(problem.of_rows(rows, max_rows), together[rows], err_msg=f"{rows} {max_rows}")
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
+@pytest.mark.parametrize("exact", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["auto", "exact"])
 @pytest.mark.parametrize(
     ("dtype", "epilogue", "norm"),
     [

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from delta_inputs import GROUPED, IN_TURN, SMALL, made_inputs, step_at
 from helpers import FLOAT64, read_guarded, relative_error, run, with_poison
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.ops.delta_chunks import CHUNK, ChunkSizes, chunk_sizes, delta_chunks, scratch_values
@@ -40,13 +41,15 @@ def test_the_twin_of_chunks_is_that_of_tokens(shape: DeltaShape, n: int) -> None
             assert relative_error(one, other) < FLOAT64
 
 
-@pytest.mark.parametrize("position", [0, 5])
-@pytest.mark.parametrize(
-    ("shape", "n"),
-    [
-        pytest.param(SMALL, CHUNK + 1, marks=pytest.mark.oclgrind, id="small-33"),
-        *(pytest.param(shape, n, id=f"{name}-{n}") for name, shape in SHAPES.items() for n in (1, CHUNK, 67)),
-    ],
+@each_value(
+    ("position", [0, 5]),
+    (
+        "shape,n",
+        [
+            pytest.param(SMALL, CHUNK + 1, marks=pytest.mark.oclgrind, id="small-33"),
+            *(pytest.param(shape, n, id=f"{name}-{n}") for name, shape in SHAPES.items() for n in (1, CHUNK, 67)),
+        ],
+    ),
 )
 def test_delta_chunks(target: Device, sizes: ChunkSizes, shape: DeltaShape, n: int, position: int) -> None:
     qkv, gates = made_inputs(shape, n, n)

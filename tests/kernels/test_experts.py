@@ -20,6 +20,7 @@ from helpers import (
     weight_on_device,
     with_poison,
 )
+from parameters import slow_except
 from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
@@ -208,7 +209,7 @@ def grouped(device: Device, ids: np.ndarray, rows: int = BLOCK_ROWS) -> tuple[Bu
 
 
 @pytest.mark.parametrize("product", ["gate_up", "down"])
-@pytest.mark.parametrize("dtype", [*DTYPES, *QUANTIZED])
+@pytest.mark.parametrize("dtype", slow_except([*DTYPES, *QUANTIZED], "float32", "bfloat16", "q4_0", "q6_k"))
 def test_experts(target: Device, dtype: str, product: str) -> None:
     k, f = (512, 256) if dtype.endswith("_k") else (96, 64)
     if product == "gate_up":
@@ -305,7 +306,7 @@ def rounded_rows(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     return ((q + noise) * scale).reshape(shape).astype(np.float32), (q * scale).reshape(shape)
 
 
-@pytest.mark.parametrize("dtype", QUANTIZED)
+@pytest.mark.parametrize("dtype", slow_except(QUANTIZED, "q4_0", "q6_k", "mxfp4"))
 def test_activations_in_8_bits(target: Device, dtype: str) -> None:
     """Where the device multiplies 8 bits, activations beside quantised weights are rounded, in both kinds of kernel."""
     k, f, n, top_k = 512 if dtype.endswith("_k") else 96, 64, 131, 3

@@ -15,6 +15,7 @@ from helpers import (
     storage_type,
     with_poison,
 )
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.kernels.common.attention import AttentionShape
@@ -27,11 +28,17 @@ CAPACITY = 64
 TOLERANCE = {"float32": 1e-6, "float16": 2.0**-10, "bfloat16": 2.0**-7, "q8_0": 6e-3}
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE)
-@pytest.mark.parametrize("interleaved", [True, False])
-@pytest.mark.parametrize(
-    ("heads", "rank", "rope", "nope", "n", "position"),
-    [(3, 32, 32, 16, 5, 14), pytest.param(2, 48, 16, 48, 3, 0, marks=pytest.mark.oclgrind), (20, 512, 64, 192, 1, 63)],
+@each_value(
+    ("dtype", TOLERANCE),
+    ("interleaved", [True, False]),
+    (
+        "heads,rank,rope,nope,n,position",
+        [
+            (3, 32, 32, 16, 5, 14),
+            pytest.param(2, 48, 16, 48, 3, 0, marks=pytest.mark.oclgrind),
+            (20, 512, 64, 192, 1, 63),
+        ],
+    ),
 )
 def test_latent_append(
     target: Device, heads: int, rank: int, rope: int, nope: int, n: int, position: int, interleaved: bool, dtype: str

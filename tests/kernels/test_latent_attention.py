@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import poisoned, read_guarded, relative_error, run, to_storage, with_poison
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.kernels.common.attention import AttentionShape
@@ -68,17 +69,19 @@ def check(
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("sizes", "n", "position"),
-    [
-        ("small", 1, 0),
-        pytest.param("small", 3, 15, marks=small),
-        ("odd", 17, 0),
-        ("flash", 2, 576),
-        ("small", 1, 15),
-        ("small", 1, 16),
-    ],
+@each_value(
+    ("dtype", DTYPES),
+    (
+        "sizes,n,position",
+        [
+            ("small", 1, 0),
+            pytest.param("small", 3, 15, marks=small),
+            ("odd", 17, 0),
+            ("flash", 2, 576),
+            ("small", 1, 15),
+            ("small", 1, 16),
+        ],
+    ),
 )
 def test_latent_attention(target: Device, sizes: str, n: int, position: int, dtype: str) -> None:
     check(target, SIZES[sizes], dtype, n, position)

@@ -17,6 +17,7 @@ from helpers import (
     weight_on_device,
     with_poison,
 )
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.errors import UsageError
@@ -88,8 +89,7 @@ def test_linear_decode(target: Device, dtype: str, rows: int, k: int) -> None:
     check(target, dtype, rows, k)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("epilogue", "rows"), [("store", 131), ("add", 131), ("swiglu", 160), ("geglu", 160)])
+@each_value(("dtype", DTYPES), ("epilogue,rows", [("store", 131), ("add", 131), ("swiglu", 160), ("geglu", 160)]))
 def test_norm_and_epilogue(target: Device, dtype: str, epilogue: str, rows: int) -> None:
     check(target, dtype, rows, 576, epilogue=epilogue, norm=True)
 

@@ -20,6 +20,7 @@ from helpers import (
     weight_on_device,
     with_poison,
 )
+from parameters import each_value
 from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
@@ -131,15 +132,16 @@ def test_linear_few_rows(target: Device, n: int) -> None:
     check(target, "bfloat16", n, 131, 96)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", *QUANTIZED])
-@pytest.mark.parametrize("n", [5, 64])
+@each_value(("dtype", ["float32", "float16", "bfloat16", *QUANTIZED]), ("n", [5, 64]))
 def test_dtypes(target: Device, dtype: str, n: int) -> None:
     check(target, dtype, n, 131, 768)
 
 
-@pytest.mark.parametrize(("epilogue", "rows"), [("add", 131), ("swiglu", 160), ("geglu", 96)])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "q4_0"])
-@pytest.mark.parametrize("n", [3, 16, 27, 64])
+@each_value(
+    ("epilogue,rows", [("add", 131), ("swiglu", 160), ("geglu", 96)]),
+    ("dtype", ["float16", "bfloat16", "q4_0"]),
+    ("n", [3, 16, 27, 64]),
+)
 def test_epilogue(target: Device, dtype: str, n: int, epilogue: str, rows: int) -> None:
     check(target, dtype, n, rows, 576, epilogue=epilogue)
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from helpers import DTYPES, poisoned, read_guarded, relative_error, run, step_state_at, weight_on_device, with_poison
+from parameters import each_value
 from stored_rows import load, quantized_weight, random_rows
 
 from llmcl import reference
@@ -40,10 +41,12 @@ def check(device: Device, dtype: str, n: int, heads: int, rows: int, k: int, str
     assert relative_error(read_guarded(device, out, np.float32, expected.shape), expected) < TOLERANCE
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(
-    ("n", "heads", "rows", "k", "stride"),
-    [(1, 3, 32, 16, 32), pytest.param(5, 3, 16, 48, 48, marks=small), (1, 20, 512, 192, 256), (37, 4, 48, 64, 80)],
+@each_value(
+    ("dtype", DTYPES),
+    (
+        "n,heads,rows,k,stride",
+        [(1, 3, 32, 16, 32), pytest.param(5, 3, 16, 48, 48, marks=small), (1, 20, 512, 192, 256), (37, 4, 48, 64, 80)],
+    ),
 )
 def test_linear_heads(target: Device, dtype: str, n: int, heads: int, rows: int, k: int, stride: int) -> None:
     check(target, dtype, n, heads, rows, k, stride)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from helpers import poisoned, read_guarded, with_poison
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
@@ -28,8 +29,7 @@ def computed_kl(device: Device, other: np.ndarray, logits: np.ndarray) -> np.nda
     return read_guarded(device, out, np.float32, (n, 2))
 
 
-@pytest.mark.parametrize("n", [1, 9])
-@pytest.mark.parametrize("vocab", VOCABULARIES)
+@each_value(("n", [1, 9]), ("vocab", VOCABULARIES))
 def test_log_likelihood(target: Device, n: int, vocab: int) -> None:
     rng = np.random.default_rng(n * vocab)
     logits = random_logits(rng, n, vocab)

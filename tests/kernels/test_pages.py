@@ -15,6 +15,7 @@ from helpers import (
     to_storage,
     with_poison,
 )
+from parameters import each_value
 
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.step_state import StepState
@@ -72,10 +73,12 @@ def outputs(
     )
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-@pytest.mark.parametrize(
-    ("position", "n"),
-    [pytest.param(130, 1, marks=small), (0, 1), (63, 1), (64, 1), (319, 1), (0, 70), (100, 37), (191, 129)],
+@each_value(
+    ("dtype", ["float32", "float16"]),
+    (
+        "position,n",
+        [pytest.param(130, 1, marks=small), (0, 1), (63, 1), (64, 1), (319, 1), (0, 70), (100, 37), (191, 129)],
+    ),
 )
 def test_pages_hold_what_a_contiguous_cache_holds(target: Device, dtype: str, position: int, n: int) -> None:
     paged, contiguous = (outputs(target, dtype, position, n, pages) for pages in (True, False))

@@ -30,6 +30,7 @@ from helpers import (
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.attention.masks import sliding_window, soft_cap
@@ -165,8 +166,7 @@ def check(
         first += text.n
 
 
-@pytest.mark.parametrize("heads", [(3, 3, 32), (9, 3, 64)])
-@pytest.mark.parametrize(("n_decoding", "texts"), STEPS)
+@each_value(("heads", [(3, 3, 32), (9, 3, 64)]), ("n_decoding,texts", STEPS))
 def test_chunks_attend_to_their_own_sequence(
     target: Device, heads: tuple[int, int, int], n_decoding: int, texts: list[Text]
 ) -> None:

@@ -136,17 +136,16 @@ def saved(model: Any, folder: Path) -> Path:
     return folder
 
 
-# The others compile kernels that the full run alone has, in tests/models/test_families.py.
-QUICK = (
+# The others compile kernels of further shapes.
+FAST = (
     "rope_scaling beside rope_parameters",
-    "gemma2 with biases and a head",
     "mistral3 that says nothing of its head",
     "mistral3 whose text part contradicts it",
 )
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.slow]) for name in CONFIGS]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name not in FAST)) for name in CONFIGS]
 )
 def test_published_settings_are_computed_as_transformers_does(
     name: str, default_device: Device, tmp_path: Path
