@@ -34,7 +34,7 @@ from hypothesis import settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
 from tiers import is_full
-from which_devices import chosen_devices, named_devices, not_chosen, runs_variant
+from which_devices import chosen_devices, named_devices, not_chosen, runs_variant, taken
 
 from llmcl.runtime.cache_files import cache_dir, make_folder
 from llmcl.runtime.device_probe import checked
@@ -127,12 +127,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
         variant, entry = parameters.get("variant"), parameters.get("cl_entry")
-        is_small = item.get_closest_marker("oclgrind") is not None
+        small = item.get_closest_marker("oclgrind")
+        small_in = (small.args or ("cpu", "portable")) if small else ()
         if no_gpu and item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="no GPU found"))
         if item.get_closest_marker("slow") and not is_full() and not config.option.markexpr:
             left.append(item)
-        elif variant and entry and not runs_variant(variant, entry, devices, is_small=is_small):
+        elif variant and entry and not runs_variant(variant, entry, devices, small_in):
             of_another_variant.append(item)
         elif parameters.get("kind") == "cpu" and not_chosen(devices[0]) == "cpu":
             item.add_marker(pytest.mark.skip(reason="the first device is no CPU, whose variants take others minutes"))
@@ -223,6 +224,16 @@ def default_device(default_entry: DeviceEntry) -> Iterator[Device]:
     opened = Device.open(default_entry)
     yield opened
     opened.close()
+
+
+@pytest.fixture(scope="session")
+def entry_as_gpu(default_entry: DeviceEntry) -> DeviceEntry:
+    """A device that gets the kernels for GPUs: a software renderer, or else the default device taken for a GPU.
+
+    Mesa compiles the portable kernels in a sixth of the time that Intel's runtime takes.
+    """
+    renderers = (entry for entry in tested_devices().values() if entry.is_software)
+    return next(renderers, taken(default_entry, "as a GPU"))
 
 
 @pytest.fixture(scope="session")

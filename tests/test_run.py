@@ -33,7 +33,7 @@ CPU, OTHER_CPU, RENDERER, SIMULATOR = (
         (CPU, [CPU, OTHER_CPU], True, {"cpu", "cpu small", "portable", "portable small"}),
         (OTHER_CPU, [CPU, OTHER_CPU], True, {"cpu", "cpu small"}),
         (RENDERER, [RENDERER], False, {"portable", "portable small"}),
-        (SIMULATOR, [SIMULATOR], False, {"cpu", "cpu small", "portable", "portable small"}),
+        (SIMULATOR, [SIMULATOR], False, {"cpu small", "portable small"}),
     ],
 )
 def test_a_device_runs_the_variants_that_it_chooses(
@@ -41,13 +41,12 @@ def test_a_device_runs_the_variants_that_it_chooses(
 ) -> None:
     monkeypatch.setattr(which_devices, "is_full", lambda: full)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    cases = {
-        f"{variant} small" if small else variant: (variant, small)
-        for variant in ("cpu", "portable")
-        for small in (0, 1)
-    }
+    small_in: dict[str, tuple[str, ...]] = {"": (), " small": ("cpu", "portable")}
     kept = {
-        name for name, (variant, small) in cases.items() if runs_variant(variant, entry, devices, is_small=bool(small))
+        variant + size
+        for variant in ("cpu", "portable")
+        for size in small_in
+        if runs_variant(variant, entry, devices, small_in[size])
     }
     assert kept == expected
 
@@ -55,7 +54,8 @@ def test_a_device_runs_the_variants_that_it_chooses(
 def test_the_simulator_runs_the_small_cases_of_the_portable_variant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(which_devices, "is_full", lambda: False)
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    assert not runs_variant("portable", CPU, [CPU], is_small=True)
+    assert not runs_variant("portable", CPU, [CPU], ("cpu", "portable"))
+    assert not runs_variant("cpu", SIMULATOR, [SIMULATOR], ("portable",))
 
 
 def test_slow_cases_are_left_to_the_full_run() -> None:

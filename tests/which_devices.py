@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tiers import is_full
 
@@ -52,20 +52,24 @@ def not_chosen(entry: DeviceEntry) -> str:
     return "portable" if entry.kind == "cpu" and not entry.is_software else "cpu"
 
 
-def runs_variant(variant: str, entry: DeviceEntry, devices: Sequence[DeviceEntry], *, is_small: bool) -> bool:
-    """Whether a case of a kernel's variant runs on one of the tested devices.
+def runs_variant(
+    variant: str, entry: DeviceEntry, devices: Sequence[DeviceEntry], small_in: Collection[str] = ()
+) -> bool:
+    """Whether a case of a kernel's variant runs on one of the tested devices; small_in: in which variants it is small.
 
-    A device runs the variants that it chooses. In the full run the first also runs the small cases of the portable
-    variant, and all of them if no other device chooses it; `make test` leaves the small cases to Oclgrind where that is
-    installed. Only a CPU and Oclgrind run the `cpu` variant: other compilers take tens of seconds for wide vectors.
+    A device runs the variants that it chooses, Oclgrind the small cases. In the full run the first device also runs the
+    small cases of the portable variant, and all of them if no other device chooses it; `make test` leaves the small
+    cases to Oclgrind where that is installed. Other compilers than a CPU's take tens of seconds for a CPU's variant.
     """
-    if variant != not_chosen(entry) or device_id(entry) == "oclgrind":
+    if device_id(entry) == "oclgrind" and variant in ("cpu", "portable"):
+        return variant in small_in
+    if variant != not_chosen(entry):
         return True
     if variant != "portable" or entry is not devices[0]:
         return False
     if is_full():
-        return is_small or all(not_chosen(other) == variant for other in devices)
-    return is_small and shutil.which("oclgrind") is None
+        return variant in small_in or all(not_chosen(other) == variant for other in devices)
+    return variant in small_in and shutil.which("oclgrind") is None
 
 
 def taken(entry: DeviceEntry, how: str) -> DeviceEntry:

@@ -37,6 +37,7 @@ MERGE_TOLERANCE = 1e-6
 CAPACITY = 640
 
 small, slow = pytest.mark.oclgrind, pytest.mark.slow
+small_portable = pytest.mark.oclgrind("portable")  # which cannot run the CPU variant of decode
 
 # (query heads, KV heads, head_dim): group sizes 1, 3, 4, 8 and one that is no power of two and above 8.
 HEADS = [
@@ -117,7 +118,7 @@ def check(
 @pytest.mark.parametrize(
     ("dtype", "heads", "n_splits"),
     [
-        pytest.param("float32", (4, 1, 32), 1, marks=small),
+        pytest.param("float32", (4, 1, 32), 1, marks=small_portable),
         pytest.param("float16", (9, 3, 64), 1, marks=slow),
         ("float16", (3, 3, 32), 3),
         pytest.param("bfloat16", (8, 1, 128), 2, marks=slow),
@@ -168,13 +169,13 @@ def test_splits_some_of_them_empty(
     check(target, dtype, heads, kv_len, n_splits)
 
 
-@small
+@small_portable
 @pytest.mark.parametrize(("dtype", "n_splits", "kv_len"), [("float32", 1, 3), ("float16", 2, 33)])
 def test_few_keys(target: Device, dtype: str, n_splits: int, kv_len: int) -> None:
     check(target, dtype, (4, 1, 32), kv_len, n_splits, capacity=64)
 
 
-@small
+@small_portable
 @pytest.mark.parametrize("variant", ["portable"])
 @pytest.mark.parametrize(("dtype", "heads", "kv_len"), [("float16", (4, 1, 32), 33), ("float32", (3, 3, 80), 65)])
 @pytest.mark.parametrize("one_split_keys", [1, 32])

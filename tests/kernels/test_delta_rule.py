@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from delta_inputs import GROUPED, IN_TURN, SMALL, made_inputs, made_rows, step_at
 from helpers import read_guarded, relative_error, run, with_poison
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.kernels.common.step_state import StepState
@@ -23,8 +24,7 @@ SHAPES = [SMALL, GROUPED, IN_TURN]
 NAMES = ["small", "grouped", "in turn"]
 
 
-@pytest.mark.parametrize("position", [0, 5])
-@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.oclgrind), 17])
+@each_value(("position", [5, 0]), ("n", [1, pytest.param(3, marks=pytest.mark.oclgrind), 17]))
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 def test_delta_inputs(target: Device, shape: DeltaShape, n: int, position: int) -> None:
     rng = np.random.default_rng(n + position)
@@ -49,8 +49,7 @@ def test_delta_inputs(target: Device, shape: DeltaShape, n: int, position: int) 
     assert relative_error(read_guarded(target, of_states, np.float32, states.shape), states) < TOLERANCE
 
 
-@pytest.mark.parametrize("position", [0, 5])
-@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.oclgrind), 2 * SOFTWARE_SEGMENT + 3])
+@each_value(("position", [5, 0]), ("n", [1, pytest.param(3, marks=pytest.mark.oclgrind), 2 * SOFTWARE_SEGMENT + 3]))
 @pytest.mark.parametrize("shape", SHAPES, ids=NAMES)
 def test_delta_rule(target: Device, shape: DeltaShape, n: int, position: int) -> None:
     target.entry = dataclasses.replace(target.entry, local_mem_bytes=0)  # too little for chunks (test_delta_chunks.py)

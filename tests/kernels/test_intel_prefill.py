@@ -11,6 +11,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import poisoned, read_guarded, relative_error, run, step_state_at, weight_on_device, with_poison
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.kernels.common.linear import GATES
@@ -48,8 +49,7 @@ def check(
 
 
 @intel
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize("n", [1, 7, 8, 9, 33, 70])
+@each_value(("dtype", ["bfloat16", "float16"]), ("n", [1, 7, 8, 9, 33, 70]))
 def test_tokens(target: Device, dtype: str, n: int) -> None:
     check(target, dtype, n, 131, 80)
 

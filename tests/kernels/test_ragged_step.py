@@ -166,7 +166,7 @@ def check(
         first += text.n
 
 
-@each_value(("heads", [(3, 3, 32), (9, 3, 64)]), ("n_decoding,texts", STEPS))
+@each_value(("heads", [(9, 3, 64), (3, 3, 32)]), ("n_decoding,texts", STEPS))
 def test_chunks_attend_to_their_own_sequence(
     target: Device, heads: tuple[int, int, int], n_decoding: int, texts: list[Text]
 ) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from helpers import read_guarded, run, with_poison
+from parameters import each_value
 
 from llmcl import reference
 from llmcl.kernels.common.ragged_step import RaggedStep, Run
@@ -111,8 +112,7 @@ def test_draft_rows(device: Device, n_draft: int, made: Make) -> None:
 
 
 @MADE
-@pytest.mark.parametrize("vocab", [131, 5000])
-@pytest.mark.parametrize("n", [2, 9])
+@each_value(("vocab", [131, 5000]), ("n", [2, 9]))
 def test_draft_last_seen(device: Device, n: int, vocab: int, made: Make) -> None:
     rng = np.random.default_rng(n)
     of = made(device, [int(i) for i in rng.choice([0, 3, vocab // 2, vocab - 1], n)])  # few, so that some come again
@@ -129,8 +129,7 @@ def test_draft_last_seen(device: Device, n: int, vocab: int, made: Make) -> None
 
 @MADE
 @pytest.mark.oclgrind
-@pytest.mark.parametrize("vocab", [131, 5000])
-@pytest.mark.parametrize("n", [2, 9])
+@each_value(("vocab", [131, 5000]), ("n", [2, 9]))
 def test_draft_counts(device: Device, n: int, vocab: int, made: Make) -> None:
     rng = np.random.default_rng(n)
     of = made(device, [int(i) for i in rng.choice([0, 3, vocab // 2, vocab - 1], n)])  # few, so that some come again

@@ -39,6 +39,7 @@ from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.kernels.common.mods import NO_MODS
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 from llmcl.tokenizer.chat_template import render
 
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
@@ -109,7 +110,7 @@ def cases(names: Iterable[str], *, both: bool) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def device_as(default_device: Device) -> Iterator[Callable[[str], Device]]:
+def device_as(default_device: Device, entry_as_gpu: DeviceEntry) -> Iterator[Callable[[str], Device]]:
     """device_as(kind): opened once for all models, as a driver takes milliseconds to load each compiled program."""
     own = default_device.entry
     others: dict[str, Device] = {}
@@ -118,7 +119,7 @@ def device_as(default_device: Device) -> Iterator[Callable[[str], Device]]:
         if kind in ("as it is", own.kind):
             return default_device
         if kind not in others:
-            others[kind] = Device.open(dataclasses.replace(own, kind=kind))
+            others[kind] = Device.open(entry_as_gpu if kind == "gpu" else dataclasses.replace(own, kind=kind))
         return others[kind]
 
     yield device_as
@@ -128,7 +129,7 @@ def device_as(default_device: Device) -> Iterator[Callable[[str], Device]]:
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest, device_as: Callable[[str], Device]) -> Device:
-    """The device with its own kernels, those of a CPU, or as a GPU the portable ones on the same device.
+    """The device with its own kernels or those of a CPU, or one with the kernels for GPUs.
 
     Where a family is met in a further shape, no CPU has a persistent kernel but of IN_ONE_LAUNCH.
     """
