@@ -160,7 +160,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
     why = "by LLMCL_TEST_DEVICE" if os.environ.get("LLMCL_TEST_DEVICE") else "left to the full run"
     for name, entry in found_devices().items():
         if name not in tested_devices():
-            other = entry.is_pocl and name != "pocl"
+            other = entry.fact("is_pocl") and name != "pocl"
             reason = f"another PoCL is tested; LLMCL_TEST_DEVICE={name} asks for this" if other else why
             terminalreporter.line(f"left out: {name}, {entry.label}, {entry.driver_version} ({reason})")
     for entry in all_devices():

@@ -307,7 +307,7 @@ def rounded_operands(device: Device, dtype: str, exact: float, largest: float = 
 
     largest: of what the tolerance is compared with, 1 for relative errors.
     """
-    rounds = device.entry.ptx_arch >= 80 and dtype in ("float16", "bfloat16")
+    rounds = device.entry.fact("ptx_arch") >= 80 and dtype in ("float16", "bfloat16")
     return largest * {"float16": 2.0**-10, "bfloat16": 2.0**-7}[dtype] if rounds else exact
 
 

@@ -24,7 +24,7 @@ from llmcl.kernels.cpu.dot_product import INT8, dot_product
 from llmcl.runtime.platforms import find_devices
 import pyopencl as cl
 
-entry = next(entry for entry in find_devices() if entry.is_intel_cpu)
+entry = next(entry for entry in find_devices() if entry.fact("is_intel_cpu"))
 context = cl.Context([entry.device])
 queue = cl.CommandQueue(context)
 a = np.float32(1 + 2.0**-12)
@@ -61,7 +61,7 @@ def test_the_sets_of_a_processor(flags: str, sets: list[str]) -> None:
 def test_what_a_driver_compiles_for(name: str) -> None:
     if name not in instructions.own_sets():
         pytest.skip(f"the processor lacks {name}")
-    if not any(entry.is_intel_cpu for entry in find_devices()):
+    if not any(entry.fact("is_intel_cpu") for entry in find_devices()):
         pytest.skip("Intel's CPU driver is not installed")
     done = run(name)
     at = [*instructions.SETS].index

@@ -16,8 +16,8 @@ def device_id(entry: DeviceEntry) -> str:
     """A short name of what is under test: the implementation, or for a GPU its model."""
     if entry.is_software:
         return "oclgrind" if "Oclgrind" in entry.platform_name else entry.name.split(" ")[0].lower()
-    if entry.kind == "cpu" and (entry.is_intel_cpu or entry.is_pocl):
-        return "intel-cpu" if entry.is_intel_cpu else "pocl"
+    if entry.kind == "cpu" and (entry.fact("is_intel_cpu") or entry.fact("is_pocl")):
+        return "intel-cpu" if entry.fact("is_intel_cpu") else "pocl"
     return f"{entry.kind}-" + re.sub(r"[^a-z0-9]+", "-", f"{entry.name} {entry.platform_name}".lower()).strip("-")
 
 
@@ -43,7 +43,11 @@ def chosen_devices(found: dict[str, DeviceEntry], wanted: str) -> dict[str, Devi
     return {
         name: entry
         for name, entry in found.items()
-        if (named_by(name) - named_by("pocl") if entry.is_pocl and name != "pocl" else named_by(name) or not words)
+        if (
+            named_by(name) - named_by("pocl")
+            if entry.fact("is_pocl") and name != "pocl"
+            else named_by(name) or not words
+        )
     }
 
 

@@ -81,8 +81,8 @@ def _size(n_bytes: int) -> str:
 
 
 def _as_dict(entry: DeviceEntry) -> dict[str, Any]:
-    names = [field.name for field in fields(entry) if field.name not in ("lacks", "device", "fault")]
-    values = {name: getattr(entry, name) for name in (*names, "usable", "remedy")}
+    names = [field.name for field in fields(entry) if field.name not in ("facts", "lacks", "device", "fault")]
+    values = {name: getattr(entry, name) for name in (*names, "usable", "remedy")} | dict(entry.facts)
     values["why_not"] = entry.unusable_reason  # programs read this name
     for name in ("opencl_version", "opencl_c_version"):
         values[name] = ".".join(map(str, values[name]))

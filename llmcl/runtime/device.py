@@ -258,7 +258,7 @@ class Device:
         In Intel's CPU driver the waiting thread also computes, so a token would only arrive after the next step. PoCL's
         waiting thread sleeps.
         """
-        return not self.is_cpu or self.entry.is_pocl
+        return not self.is_cpu or bool(self.entry.fact("is_pocl"))
 
     @property
     def compute_units(self) -> int:

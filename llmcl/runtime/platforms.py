@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -57,10 +57,8 @@ class DeviceEntry:
     unified_memory: bool
     has_fp16: bool
     has_subgroups: bool
-    ptx_arch: int
-    """The architecture whose PTX the driver takes in inline assembly, 90 for sm_90; 0: none."""
-    is_intel_cpu: bool
-    is_pocl: bool
+    facts: Mapping[str, int] = field(hash=False)
+    """Facts about one vendor's devices, by name (see `vendor_facts`). Read with `fact`."""
     is_software: bool
     """A simulator or a software renderer: made to be correct, not fast."""
     extensions: tuple[str, ...]
@@ -69,6 +67,10 @@ class DeviceEntry:
     device: cl.Device = field(repr=False, compare=False)
     fault: str | None = None
     """How its driver failed at a small kernel; None: it did not, or was not asked (see `device_probe.checked`)."""
+
+    def fact(self, name: str) -> int:
+        """Returns a vendor's fact, or 0 for a device without it."""
+        return self.facts.get(name, 0)
 
     @property
     def label(self) -> str:
@@ -90,7 +92,7 @@ class DeviceEntry:
             return None
         if self.lacks:
             return "update its driver or choose another device"
-        if self.is_pocl:
+        if self.fact("is_pocl"):
             return (
                 "install another PoCL, such as the system's package (Debian and Ubuntu: `apt-get install "
                 "pocl-opencl-icd`), or choose another device"
@@ -160,15 +162,22 @@ def _describe(cl_platform: cl.Platform, device: cl.Device) -> DeviceEntry:
         has_subgroups="cl_khr_subgroups" in extensions
         or "cl_intel_subgroups" in extensions
         or _query(device, "max_num_sub_groups", 0) > 0,
-        ptx_arch=10 * _query(device, "compute_capability_major_nv", 0)
-        + _query(device, "compute_capability_minor_nv", 0),
-        is_intel_cpu=kind == "cpu" and not is_software and platform_name.startswith("Intel"),
-        is_pocl=platform_name == POCL,
+        facts=vendor_facts(device, platform_name, kind == "cpu" and not is_software),
         is_software=is_software,
         extensions=extensions,
         lacks=_lacks(device),
         device=device,
     )
+
+
+def vendor_facts(device: cl.Device, platform_name: str, is_cpu: bool) -> dict[str, int]:
+    """Returns the facts that kernels and choices read, all in one place."""
+    major, minor = (_query(device, f"compute_capability_{part}_nv", 0) for part in ("major", "minor"))
+    return {
+        "ptx_arch": 10 * major + minor,  # NVIDIA: the PTX that the driver takes in inline assembly, 90 for sm_90
+        "is_intel_cpu": is_cpu and platform_name.startswith("Intel"),
+        "is_pocl": platform_name == POCL,
+    }
 
 
 def _lacks(device: cl.Device) -> str | None:
@@ -223,7 +232,7 @@ CRITERIA: tuple[tuple[Callable[[DeviceEntry], Any], str], ...] = (
     (lambda e: e.is_software, "software renderers and simulators come last"),
     (lambda e: KINDS.index(e.kind), "a GPU is preferred to an accelerator, an accelerator to a CPU"),
     (
-        lambda e: (0 if e.is_intel_cpu else 1 if e.is_pocl else 2) if e.kind == "cpu" else 0,
+        lambda e: (0 if e.fact("is_intel_cpu") else 1 if e.fact("is_pocl") else 2) if e.kind == "cpu" else 0,
         "among CPU drivers Intel's is preferred to PoCL, PoCL to others",
     ),
     (lambda e: e.kind != "cpu" and e.unified_memory, "a device with memory of its own is preferred"),

@@ -281,7 +281,7 @@ def test_working_memory_of_a_large_call(mask_mod: Any, monkeypatch: pytest.Monke
     """Where kernels read arrays as they lie, a call needs less than 2% of their size beside them."""
     for probe in ("has_wgmma", "has_tensor_maps"):
         monkeypatch.setattr(f"llmcl.kernels.nvidia.attention.{probe}", lambda entry: True)
-    hopper = replace(GPUS[0].entry, ptx_arch=90, compute_units=132, local_mem_bytes=48 << 10)
+    hopper = replace(GPUS[0].entry, facts={"ptx_arch": 90}, compute_units=132, local_mem_bytes=48 << 10)
     device = RecordingDevice(hopper)
     shapes = (1, 32, 8192, 128), (1, 8, 8192, 128), (1, 8, 8192, 128)
     arrays = [np.broadcast_to(np.float16(0), shape) for shape in shapes]

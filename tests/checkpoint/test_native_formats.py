@@ -82,7 +82,7 @@ def test_a_file_of_mixed_formats(hf_files: Any, gguf_files: Any, tmp_path: Path,
 
     ids = [int(i) for i in np.random.default_rng(0).integers(0, 50, 40)]
     expected = logits_of(default_device, path, WeightTypes("float32"), ids)
-    allowed = FLOAT16 if default_device.entry.ptx_arch >= 80 else SAME
+    allowed = FLOAT16 if default_device.entry.fact("ptx_arch") >= 80 else SAME
     assert relative_error(logits_of(default_device, path, native, ids), expected) < allowed
     inexact = dataclasses.replace(native, exact_activations=False)
     assert relative_error(logits_of(default_device, path, inexact, ids), expected) < 0.05
@@ -125,7 +125,7 @@ def test_the_demo_model_loses_nothing(smollm2: LLM, default_device: Device) -> N
     """Its matrices are Q4_1, its embedding Q8_0; `smollm2` holds them in float32."""
     ids = smollm2.encode(TEXT, raw=True)
     expected = log_likelihoods(smollm2, ids)
-    exact = SPREAD_FLOAT16 if default_device.entry.ptx_arch >= 80 else SPREAD_EXACT
+    exact = SPREAD_FLOAT16 if default_device.entry.fact("ptx_arch") >= 80 else SPREAD_EXACT
     for activation_dtype, spread, mean in (
         ("float32", exact, MEAN_EXACT),
         ("auto", SPREAD_ROUNDED, MEAN_ROUNDED),

@@ -334,6 +334,7 @@ def test_devices_lists_and_explains(run_here: Run) -> None:
     for device in listed["devices"]:
         assert device["name"] in " ".join(text.stdout.split())
         assert device["global_mem_bytes"] > 0 and device["max_alloc_bytes"] > 0 and device["compute_units"] > 0
+        assert isinstance(device["ptx_arch"], int) and {device["is_intel_cpu"], device["is_pocl"]} <= {True, False}
     assert listed["selected"] in range(len(listed["devices"]))
     assert listed["reason"]
 

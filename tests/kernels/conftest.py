@@ -29,7 +29,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """`variant` names the one under test: those for NVIDIA GPUs where such a GPU is among the devices."""
     chosen = any("variant" in marker.args[0] for marker in metafunc.definition.iter_markers("parametrize"))
     if "variant" in metafunc.fixturenames and not chosen:
-        archs = [entry.ptx_arch for entry in find_devices()]
+        archs = [entry.fact("ptx_arch") for entry in find_devices()]
         least = {"hopper": 90, "nvidia": 80}
         names = dict.fromkeys(row.name for row in table.ROWS if row.name not in NAMED)
         metafunc.parametrize("variant", [name for name in names if max(archs) >= least.get(name, 0)])
@@ -41,16 +41,17 @@ def target(device: Device, variant: str, monkeypatch: pytest.MonkeyPatch) -> Dev
 
     Intel's matrix units are emulated, on a driver that has Intel's sub-groups.
     """
-    if variant in PTX_VARIANTS and device.entry.ptx_arch < 80:
+    if variant in PTX_VARIANTS and device.entry.fact("ptx_arch") < 80:
         pytest.skip("the NVIDIA variants are made of PTX, which this device does not take")
     if variant == "hopper" and not has_wgmma(device.entry):
         pytest.skip("the Hopper variants are made of wgmma, which this device does not take")
     taken_for = copy.copy(device)
     kind = "cpu" if variant == "cpu" else "gpu"
-    ptx_arch = {"hopper": device.entry.ptx_arch, "nvidia": 80}.get(variant, 0)
-    entry = dataclasses.replace(device.entry, kind=kind, is_software=False, ptx_arch=ptx_arch)
+    ptx_arch = {"hopper": device.entry.fact("ptx_arch"), "nvidia": 80}.get(variant, 0)
+    facts = {**device.entry.facts, "ptx_arch": ptx_arch}
+    entry = dataclasses.replace(device.entry, kind=kind, is_software=False, facts=facts)
     if variant == INT8:
-        entry = dataclasses.replace(entry, is_intel_cpu=False)  # which has them and is slow at them
+        entry = dataclasses.replace(entry, facts={})  # which has them and is slow at them
         if dot_form(entry) == NONE:
             pytest.skip("this driver has no dot products of 8-bit numbers for a GPU")
     if variant == INTEL:

@@ -149,7 +149,7 @@ def test_reduced_cache(target: Device, dtype: str, kv_len: int) -> None:
 @pytest.mark.parametrize("kv_len", [577])
 def test_groups_of_heads(target: Device, dtype: str, heads: tuple[int, int, int], kv_len: int) -> None:
     """Group sizes 4, 6 and 9: one, two and three fragments of the matrix units."""
-    if target.entry.ptx_arch < 80 and heads[2] != 64:
+    if target.entry.fact("ptx_arch") < 80 and heads[2] != 64:
         pytest.skip("only NVIDIA's variant has code of its own for heads of 128 and 256")
     check(target, dtype, heads, kv_len, 2)
 

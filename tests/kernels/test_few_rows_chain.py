@@ -58,7 +58,8 @@ def recorded(
     device: Device, folder: Path, dtype: str, ptx_arch: int, *, invariant: bool = False, **shape: Any
 ) -> Batch:
     """A batch of 20 sequences, bound for a GPU that is described."""
-    entry = replace(device.entry, kind="gpu", ptx_arch=ptx_arch, compute_units=132, local_mem_bytes=48 << 10)
+    facts = {**device.entry.facts, "ptx_arch": ptx_arch}
+    entry = replace(device.entry, kind="gpu", facts=facts, compute_units=132, local_mem_bytes=48 << 10)
     gpu, config = RecordingDevice(entry), random_shape_config(shape_file(folder, **shape))
     weights = random_weights(gpu, config, random_types(config, dtype))
     cache = PagedKVCache(gpu, config, CONTEXT, "float16", PAGE, n_sequences=20)
@@ -105,8 +106,11 @@ def recorded_prompt(
     device: Device, folder: Path, monkeypatch: pytest.MonkeyPatch, *, kv_dtype: str = "float16", **shape: Any
 ) -> BoundLaunches:
     """The launches for a prompt of up to 16 tokens, bound for a GPU that is described."""
-    monkeypatch.setattr(HopperAttentionPrefill, "supports_device", lambda self, device: device.entry.ptx_arch == 90)
-    entry = replace(device.entry, kind="gpu", ptx_arch=90, compute_units=132, local_mem_bytes=48 << 10)
+    monkeypatch.setattr(
+        HopperAttentionPrefill, "supports_device", lambda self, device: device.entry.fact("ptx_arch") == 90
+    )
+    facts = {**device.entry.facts, "ptx_arch": 90}
+    entry = replace(device.entry, kind="gpu", facts=facts, compute_units=132, local_mem_bytes=48 << 10)
     gpu, config = RecordingDevice(entry), random_shape_config(shape_file(folder, **shape))
     weights = random_weights(gpu, config, random_types(config, "bfloat16"))
     bound = Model(gpu, config, weights, PagedKVCache(gpu, config, CONTEXT, kv_dtype, PAGE))._prefill[0]
@@ -166,7 +170,8 @@ def test_norms_of_what_a_block_gives_are_links(family: str, dtype: str, default_
 
 def test_no_more_rows_are_adjusted_than_there_are(default_device: Device) -> None:
     """A batch of two sequences, whose step has the launches for eight rows."""
-    gpu = RecordingDevice(replace(default_device.entry, kind="gpu", ptx_arch=90, compute_units=132))
+    facts = {**default_device.entry.facts, "ptx_arch": 90}
+    gpu = RecordingDevice(replace(default_device.entry, kind="gpu", facts=facts, compute_units=132))
     qkv, bias = gpu.alloc(2 * 4 * 12 * 64, "qkv"), gpu.alloc(4 * 12 * 64, "bias")
     (launch,) = qkv_adjust(gpu, qkv, bias, None, n_q_heads=8, n_kv_heads=2, head_dim=64, eps=1e-5)
     assert few_rows_chain._link(launch, 8, 8, 264, 1 << 16).n_groups == 2 * 2

@@ -116,7 +116,7 @@ def check(
     run(launches, n)
     used = reference.rms_norm(x, norm_weight, EPS) if norm else x
     expected = finish(reference.linear(used, values), before, epilogue)
-    on_matrix_units = device.entry.ptx_arch >= 80 and dtype != "float32"
+    on_matrix_units = device.entry.fact("ptx_arch") >= 80 and dtype != "float32"
     allowed = TOLERANCE
     if on_matrix_units:  # they cut sums off where other units round, so that errors grow with the number of sums
         allowed *= max(1, k / 4096)
@@ -307,7 +307,7 @@ def test_which_norms_are_split(device: Device) -> None:
         for dtype, weight in weights.items()
         if split_norm(device, weights["bfloat16"], norm, weight, step, eps=EPS, max_rows=8)
     }
-    assert split == ({"bfloat16"} if device.entry.ptx_arch >= 80 else set())
+    assert split == ({"bfloat16"} if device.entry.fact("ptx_arch") >= 80 else set())
     assert split_norm(device, weights["bfloat16"], norm, weights["bfloat16"], step, eps=EPS, max_rows=0) is None
 
 

@@ -140,7 +140,7 @@ def check_prefill(
     if norm:
         used = used * norm_weight / np.sqrt(np.mean(x.astype(np.float64) ** 2, axis=1, keepdims=True) + EPS)
     expected = finish(reference.linear(used, values), before, epilogue)
-    allowed = FLOAT16_TOLERANCE if device.entry.ptx_arch >= 80 else TOLERANCE
+    allowed = FLOAT16_TOLERANCE if device.entry.fact("ptx_arch") >= 80 else TOLERANCE
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
 
 

@@ -144,7 +144,7 @@ def test_experts_in_mxfp4_compute_what_transformers_does(
         assert llm.config.layers == config.layers and llm.config.rope_scaling == config.rope_scaling
         experts = llm.model.weights.layers[0][1].matrices
         assert [weight.dtype for weight in experts[1:]] == ["mxfp4", "mxfp4"]
-        if default_device.entry.ptx_arch:  # its matrix units round what meets weights of 16 bits and MXFP4
+        if default_device.entry.fact("ptx_arch"):  # its matrix units round what meets weights of 16 bits and MXFP4
             sure = chosen_by(model, ids) > CLOSE_CALL
             assert sure.mean() > 0.7
             assert relative_error(llm.logits(ids)[sure], expected[sure]) < MATRIX_UNIT_BOUND

@@ -151,7 +151,7 @@ def test_a_token_takes_one_row_of_the_cache(llm: LLM) -> None:
     assert kv_bytes_per_position(CONFIG, "float32") == CONFIG.n_layers * 4 * CONFIG.head_dim
     assert len(llm.model.cache.buffers()) == CONFIG.n_layers
     assert sum(buffer.nbytes for buffer in llm.model.cache.buffers()) == 128 * kv_bytes_per_position(CONFIG, "float32")
-    assert why_separate(llm.model.layers, llm.model.decode_ops) is None or llm.device.entry.ptx_arch >= 80
+    assert why_separate(llm.model.layers, llm.model.decode_ops) is None or llm.device.entry.fact("ptx_arch") >= 80
     assert {type(block).__name__ for layer in llm.model.layers for block in layer[:1]} == {"LatentBlock"}
     assert llm.model.layers[0][0].why_separate == "its attention has latents in place of keys and values"
     assert llm.model.layers[1][1].why_separate == "its router chooses experts by scores"

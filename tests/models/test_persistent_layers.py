@@ -123,9 +123,7 @@ H200 = DeviceEntry(
     unified_memory=False,
     has_fp16=False,
     has_subgroups=False,
-    ptx_arch=90,
-    is_intel_cpu=False,
-    is_pocl=False,
+    facts={"ptx_arch": 90},
     is_software=False,
     extensions=(),
     lacks=None,
@@ -244,7 +242,7 @@ def recurrent_buffers(model: Model) -> dict[str, np.ndarray]:
     + [("wide", dtype) for dtype in ("q4_0", "q4_k", "q6_k", "q4_k_m", "q5_k_m")],
 )
 def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str, dtype: str, with_mods: bool) -> None:
-    if device.entry.ptx_arch < 80:
+    if device.entry.fact("ptx_arch") < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     # Rounding to 8 bits would make a step of the smallest difference.
     options: dict[str, Any] = {"dtype": dtype, "activation_dtype": "float32", "max_context": 1024}
@@ -270,7 +268,7 @@ def test_equals_the_separate_launches(device: Device, tmp_path: Path, shape: str
     + [(name, "q4_k_m") for name in MIXED],
 )
 def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, name: str, dtype: str) -> None:
-    if device.entry.ptx_arch < 80:
+    if device.entry.fact("ptx_arch") < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     options: dict[str, Any] = {"dtype": dtype, "activation_dtype": "float32", "max_context": 1024}
     shape = {**FAMILIES[name], "num_hidden_layers": 4}
@@ -282,7 +280,7 @@ def test_families_equal_the_separate_launches(device: Device, tmp_path: Path, na
 
 def test_layers_that_cannot_are_launches_of_their_own(device: Device, tmp_path: Path) -> None:
     """Layers 1 and 2 of 5 have experts, which a launch has by themselves."""
-    if device.entry.ptx_arch < 80:
+    if device.entry.fact("ptx_arch") < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     experts = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "mlp_only_layers": [0, 3, 4]}
     shape = family("qwen3_moe", 256, 704, 4, 2, head_dim=128, num_hidden_layers=5, **experts)
@@ -324,7 +322,7 @@ def check_equal(one: Model, separate: Model, names: tuple[str, ...] = ()) -> Non
 @pytest.mark.parametrize(("shape", "dtype"), [("wide", "q4_k"), ("gqa3", "q4_0"), ("wide", "q8_0"), ("wide", "q4_k_m")])
 def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: Path, shape: str, dtype: str) -> None:
     """A first token, whose attention is the same however the keys are split."""
-    if device.entry.ptx_arch < 80:
+    if device.entry.fact("ptx_arch") < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     loaded = load_random(config_file(tmp_path, SHAPES[shape]), device=device, dtype=dtype, max_context=64)
     config, weights = loaded.config, loaded.model.weights
@@ -340,7 +338,7 @@ def test_rounded_activations_are_the_same_to_the_bit(device: Device, tmp_path: P
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "q4_0"])
 def test_decodes_the_same_twice(device: Device, tmp_path: Path, dtype: str) -> None:
-    if device.entry.ptx_arch < 80:
+    if device.entry.fact("ptx_arch") < 80:
         pytest.skip("only NVIDIA GPUs run a model's layers in a persistent kernel")
     llm = load_random(config_file(tmp_path, SHAPES["wide"]), device=device, dtype=dtype, max_context=512)
     prompt = list(range(100))
@@ -349,7 +347,7 @@ def test_decodes_the_same_twice(device: Device, tmp_path: Path, dtype: str) -> N
 
 
 def test_other_devices_keep_separate_launches(default_device: Device, tmp_path: Path) -> None:
-    if default_device.entry.ptx_arch >= 80:
+    if default_device.entry.fact("ptx_arch") >= 80:
         pytest.skip("this device is an NVIDIA GPU")
     llm = load_random(config_file(tmp_path, TINY_SHAPE), device=default_device, max_context=64)
     assert "NVIDIA" in str(unsupported_reason(llm.model))

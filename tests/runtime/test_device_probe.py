@@ -200,8 +200,7 @@ def test_one_pocl_is_tested_unless_another_is_asked_for(default_entry: DeviceEnt
             kind="cpu",
             platform_name="Portable Computing Language" if is_pocl else "Intel(R) OpenCL",
             platform_version=version,
-            is_intel_cpu=not is_pocl,
-            is_pocl=is_pocl,
+            facts={"is_intel_cpu": not is_pocl, "is_pocl": is_pocl},
             is_software=False,
             fault=fault,
         )

@@ -61,7 +61,10 @@ def test_whatever_ends_a_form_the_next_is_tried(
 ) -> None:
     tries = [outcome, outcome] if outcome in (-4, 134) else [outcome]  # a crash is tried again
     outcomes[:] = [*tries, 0]
-    assert dot_product(default_entry, INT8) == sorted(INT8.forms, key=lambda f: default_entry.is_pocl and f == 1)[1]
+    assert (
+        dot_product(default_entry, INT8)
+        == sorted(INT8.forms, key=lambda f: default_entry.fact("is_pocl") and f == 1)[1]
+    )
     assert outcomes == []
 
 
@@ -99,7 +102,7 @@ def test_any_processors_driver_is_asked_with_every_form(
 
     monkeypatch.setattr(dot_module, "ask", ask)
     for name, is_pocl in (("a driver of tomorrow", False), ("a PoCL", True)):
-        entry = dataclasses.replace(default_entry, name=name, is_intel_cpu=False, is_pocl=is_pocl)
+        entry = dataclasses.replace(default_entry, name=name, facts={"is_pocl": is_pocl})
         assert dot_product(entry, INT8) == dot_product(entry, BFLOAT16) == NONE
     forms = [("vpdpbusd", "1"), ("vpdpbusd", "2"), ("vpdpbusd", "3"), ("vdpbf16ps", "1"), ("vdpbf16ps", "2")]
     assert asked[:5] == forms

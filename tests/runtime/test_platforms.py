@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from llmcl.errors import DeviceError
 from llmcl.runtime.device_probe import checked
 from llmcl.runtime.host_memory import host_available_bytes
-from llmcl.runtime.platforms import KINDS, DeviceEntry, find_devices, rank_devices
+from llmcl.runtime.platforms import KINDS, DeviceEntry, find_devices, rank_devices, vendor_facts
 from llmcl.runtime.selection import choose_device, explain_choice, select_device
 
 GIB = 1 << 30
@@ -42,9 +43,7 @@ def entry(name: str, kind: str, platform: str, **changes: Any) -> DeviceEntry:
         "unified_memory": kind == "cpu",
         "has_fp16": False,
         "has_subgroups": False,
-        "ptx_arch": 0,
-        "is_intel_cpu": False,
-        "is_pocl": False,
+        "facts": {},
         "is_software": False,
         "extensions": (),
         "lacks": None,
@@ -58,9 +57,13 @@ LARGER = entry("Card B", "gpu", "Maker B", global_mem_bytes=24 * GIB)
 LARGER_GENERIC = entry("Card B", "gpu", "rusticl", global_mem_bytes=25 * GIB)
 INTEGRATED = entry("Chip graphics", "gpu", "Maker C", global_mem_bytes=48 * GIB, unified_memory=True)
 ACCELERATOR = entry("Board", "accelerator", "Maker D")
-INTEL_CPU = entry("Processor", "cpu", "Intel(R) OpenCL", is_intel_cpu=True)
+INTEL_CPU = entry("Processor", "cpu", "Intel(R) OpenCL", facts={"is_intel_cpu": True})
 POCL = entry(
-    "pthread-Processor", "cpu", "Portable Computing Language", platform_version="OpenCL 3.0 PoCL 3.0", is_pocl=True
+    "pthread-Processor",
+    "cpu",
+    "Portable Computing Language",
+    platform_version="OpenCL 3.0 PoCL 3.0",
+    facts={"is_pocl": True},
 )
 OTHER_CPU = entry("Processor", "cpu", "Maker E", compute_units=64)
 LLVMPIPE = entry("llvmpipe (LLVM 15)", "cpu", "rusticl", is_software=True, compute_units=128)
@@ -160,10 +163,10 @@ def test_a_driver_with_a_fault_is_passed_over(request_: str | None, caplog: pyte
 
     def fault(entry: DeviceEntry) -> str | None:
         asked.append(entry.platform_name)
-        return REFUSING if entry.is_intel_cpu else None
+        return REFUSING if entry.fact("is_intel_cpu") else None
 
     chosen = choose_device([INTEL_CPU, POCL, OTHER_CPU], request_, fault=fault)
-    assert chosen.is_pocl and chosen.index == 1 and chosen.usable
+    assert chosen.fact("is_pocl") and chosen.index == 1 and chosen.usable
     assert asked == ["Intel(R) OpenCL", "Portable Computing Language"]
     (message,) = caplog.messages
     assert REFUSING in message and message.endswith(f"Using {POCL.label}")
@@ -245,6 +248,17 @@ def test_the_explanation_names_what_decided(entries: list[DeviceEntry], reason: 
         assert reason in sentence
 
 
+def test_vendor_facts() -> None:
+    """As pyopencl names the properties of cl_nv_device_attribute_query; other devices raise AttributeError."""
+    h100 = SimpleNamespace(compute_capability_major_nv=9, compute_capability_minor_nv=0)
+    assert vendor_facts(h100, "NVIDIA CUDA", is_cpu=False) == {"ptx_arch": 90, "is_intel_cpu": False, "is_pocl": False}
+    other = SimpleNamespace()
+    assert vendor_facts(other, "Intel(R) OpenCL", is_cpu=True)["is_intel_cpu"]
+    assert not any(vendor_facts(other, "Intel(R) OpenCL Graphics", is_cpu=False).values())
+    assert vendor_facts(other, "Portable Computing Language", is_cpu=True)["is_pocl"]
+    assert DISCRETE.fact("ptx_arch") == 0
+
+
 def test_every_device_found_is_described(cl_entry: DeviceEntry) -> None:
     assert cl_entry.usable and cl_entry.unusable_reason is None
     assert cl_entry.kind in KINDS
@@ -252,7 +266,7 @@ def test_every_device_found_is_described(cl_entry: DeviceEntry) -> None:
     assert cl_entry.compute_units >= 1 and cl_entry.max_work_group_size >= 1
     assert cl_entry.local_mem_bytes >= 16384
     assert 0 < cl_entry.max_alloc_bytes <= cl_entry.global_mem_bytes
-    assert cl_entry.is_intel_cpu + cl_entry.is_pocl + cl_entry.is_software <= 1
+    assert cl_entry.fact("is_intel_cpu") + cl_entry.fact("is_pocl") + cl_entry.is_software <= 1
     if cl_entry.kind == "cpu" and sys.platform == "linux":
         assert cl_entry.host_available_bytes is not None and cl_entry.host_available_bytes > 0
     assert cl_entry.device.name.strip().split() == cl_entry.name.split()

@@ -61,7 +61,7 @@ def test_which_programs_need_it() -> None:
 
 
 def test_only_hopper_has_wgmma(cl_entry: DeviceEntry, monkeypatch: pytest.MonkeyPatch) -> None:
-    if cl_entry.ptx_arch == 90:
+    if cl_entry.fact("ptx_arch") == 90:
         pytest.skip("this device may have it")
 
     def ask(*args: object) -> Ending:
@@ -82,14 +82,14 @@ def test_a_probe_of_wgmma_that_was_killed_is_not_remembered(
     kept: bool,
     expected: bool,
 ) -> None:
-    entry = dataclasses.replace(default_entry, ptx_arch=90)
+    entry = dataclasses.replace(default_entry, facts={**default_entry.facts, "ptx_arch": 90})
     monkeypatch.setattr("llmcl.runtime.probe.ask", lambda *_: Ending(verdict))
     assert has_wgmma.__wrapped__(entry) is has_tensor_maps.__wrapped__(entry) is expected
     assert (empty_cache / "wgmma").exists() is (empty_cache / "tensor_map").exists() is kept
 
 
 def test_a_driver_without_ptx_is_named(default_device: Device, empty_cache: Path) -> None:
-    if default_device.entry.ptx_arch == 90:
+    if default_device.entry.fact("ptx_arch") == 90:
         pytest.skip("this driver's binaries are PTX")
     prelude = '// no instruction here, "//sm_90a " is enough\n'
     constants = {"WIDTH": 1, "CHAINS": 1, "ROUNDS": 16}

@@ -61,7 +61,7 @@ def test_the_trial_decides(
 
 def test_on_a_driver_that_has_them(device: Device) -> None:
     """Intel's CPU runtime has what Intel's GPUs have: the kernel tests run with sub-groups there, taken for a GPU."""
-    if not device.entry.is_intel_cpu:
+    if not device.entry.fact("is_intel_cpu"):
         pytest.skip("only Intel's CPU runtime has sub-groups among the CPU drivers")
     entry = dataclasses.replace(device.entry, kind="gpu")
     assert sub_group_form(entry) == INTEL

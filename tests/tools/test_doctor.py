@@ -181,7 +181,7 @@ def test_a_crash_is_not_fatal(default_device: Device, what: str, limits_s: tuple
 @pytest.mark.usefixtures("no_findings")
 def test_what_is_excluded_is_passed_over(default_device: Device) -> None:
     device = copy.copy(default_device)
-    device.entry = dataclasses.replace(device.entry, kind="cpu", is_software=False, ptx_arch=0)
+    device.entry = dataclasses.replace(device.entry, kind="cpu", is_software=False, facts={})
     cache = DeviceCache(device.entry)
     cache.store_excluded({"cpu/linear_decode.cl float16": "wrong: error 1.0"})
     device.cache = DeviceCache(device.entry)  # as another run reads it
@@ -311,7 +311,7 @@ def test_every_device_knows_which_forms_it_uses(default_device: Device) -> None:
         used = [(check.kernel, check.dtype, check.in_use(taken_for)) for check in doctor.checks()]
         one_form_of_each_is_in_use([row for row in used if row[0] != "persistent_step"])
         n_steps = sum(in_use for kernel, _, in_use in used if kernel == "persistent_step")
-        assert n_steps == 1 if kind == "cpu" else n_steps <= (default_device.entry.ptx_arch > 0)
+        assert n_steps == 1 if kind == "cpu" else n_steps <= (default_device.entry.fact("ptx_arch") > 0)
 
 
 @pytest.mark.slow

@@ -69,7 +69,7 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
     if platform.machine().lower() not in ("x86_64", "amd64") or not _may_have(wanted.flag):
         return NONE
     # PoCL aborts at an intrinsic unknown to its LLVM for the processor, so the intrinsic is tried last there.
-    forms = sorted(wanted.forms, key=lambda form: entry.is_pocl and form == INTRINSIC)
+    forms = sorted(wanted.forms, key=lambda form: entry.fact("is_pocl") and form == INTRINSIC)
 
     def answer() -> tuple[str, float]:
         lasts_s = math.inf

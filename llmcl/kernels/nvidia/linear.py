@@ -35,7 +35,7 @@ DEQUANTIZED_BYTES = 128 << 20
 
 def supports_ptx(device: Device) -> bool:
     """Tells whether the driver takes inline PTX with asynchronous copies and 16-bit matrix units."""
-    return device.entry.ptx_arch >= 80
+    return device.entry.fact("ptx_arch") >= 80
 
 
 def decode_warps(device: Device, units: int, k: int) -> int:

@@ -36,7 +36,7 @@ def local_bytes(device: Device) -> int:
     """Returns the local memory for stages: 256 bytes are reserved for scales. On Hopper a kernel may declare more than
     the driver reports.
     """
-    return HOPPER_LOCAL_BYTES if device.entry.ptx_arch == 90 else device.entry.local_mem_bytes - 256
+    return HOPPER_LOCAL_BYTES if device.entry.fact("ptx_arch") == 90 else device.entry.local_mem_bytes - 256
 
 
 @dataclass(frozen=True)

@@ -284,7 +284,7 @@ def _address_table(device: Device, step: DecodeLayers) -> Buffer:
 
 
 def _local_limit(device: Device) -> int:
-    return LOCAL_BYTES.get(device.entry.ptx_arch, MIN_LOCAL_BYTES)
+    return LOCAL_BYTES.get(device.entry.fact("ptx_arch"), MIN_LOCAL_BYTES)
 
 
 def _local_bytes(device: Device, step: DecodeLayers, split_k: int) -> int:

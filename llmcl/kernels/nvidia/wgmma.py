@@ -32,7 +32,7 @@ def has_tensor_maps(entry: DeviceEntry) -> bool:
 def _takes(what: str, entry: DeviceEntry) -> bool:
     from llmcl.runtime.program import read_source
 
-    if entry.ptx_arch != 90:
+    if entry.fact("ptx_arch") != 90:
         return False
     return is_right(what, __name__, entry, what, source=read_source(PROBES[what]))
 

@@ -27,7 +27,8 @@ _GFX = re.compile(r"gfx(\d+)")
 
 def listed(entry: DeviceEntry) -> int:
     """The form a GPU should have according to its description."""
-    if entry.kind == "cpu" or entry.is_intel_cpu:  # also if listed as a GPU: the driver claims acceleration wrongly
+    # Intel's CPU driver claims acceleration wrongly, also if it is listed as a GPU.
+    if entry.kind == "cpu" or entry.fact("is_intel_cpu"):
         return NONE
     if _EXTENSION in entry.extensions:
         return KHR
