@@ -139,9 +139,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def one_line(text: object, length: int = 200) -> str:
-    """Formats another program's error text on one line, at most `length` characters, with unprintable characters
-    escaped.
-    """
+    """Formats another program's error on one line of at most `length` printable characters."""
     start = str(text)[: length + 1]
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in start)
     return line if len(line) <= length else line[: length - 3] + "..."

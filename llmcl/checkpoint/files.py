@@ -145,9 +145,7 @@ def parse_json(data: bytes, what: str, unique_keys: bool = False) -> dict[str, A
 
 
 def _half_pair(value: Any) -> str | None:
-    """Returns a string in a JSON value that cannot be encoded as UTF-8, because an escape makes half a
-    surrogate pair.
-    """
+    """Returns a string in a JSON value that UTF-8 cannot encode, because an escape is half a surrogate pair."""
     if isinstance(value, str):
         return None if value.isascii() or is_unicode(value) else value
     items = [*value, *value.values()] if isinstance(value, dict) else value if isinstance(value, list) else ()

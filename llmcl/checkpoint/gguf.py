@@ -301,9 +301,7 @@ class _Cursor:
         return self.texts(1, what)[0]
 
     def texts(self, count: int, what: str) -> list[str]:
-        """Reads `count` strings. One flat loop, because a vocabulary has about 100 000 strings and start-up waits for
-        them.
-        """
+        """Reads `count` strings. One flat loop: a vocabulary has about 100 000, and start-up waits for them."""
         view, at, end = self.view, self.at, self.end
         unpack_length = struct.Struct("<Q").unpack_from
         texts = []

@@ -157,9 +157,7 @@ def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dic
 
 
 def shard_files(index_path: Path) -> dict[str, str]:
-    """Reads a sharded checkpoint's index: {tensor name: file name}. Every name is a plain file name beside the
-    index.
-    """
+    """Reads a sharded checkpoint's index: {tensor name: file name}. Every name is a plain file beside it."""
     weight_map = read_json(index_path, MAX_HEADER_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(f"{index_path.name}: weight_map is missing or empty. Fetch the file again.")

@@ -64,9 +64,7 @@ class Screen:
         self._line = self._bold = self._code = ""  # colours in use
 
     def _push_head(self, char: str, limit: int) -> bool:
-        """Collects the marks at a line's start. Returns True if `char` comes after the marks and is still to be
-        written.
-        """
+        """Collects the marks at a line's start. Returns True if `char` comes after them and must be written."""
         head = (self._head or "") + char
         mark = head.lstrip(" ")
         if len(head) - len(mark) <= 3 and (mark in ("", "`", "``") or (set(mark) == {"#"} and not self._fenced)):

@@ -154,7 +154,5 @@ def _show_traceback_if_wanted() -> None:
 
 
 def _silence_stdout() -> None:
-    """Silences standard output for a closed pipe or full disk; otherwise the interpreter would complain when flushing
-    at exit.
-    """
+    """Silences standard output for a closed pipe or full disk, so that flushing at exit does not complain."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

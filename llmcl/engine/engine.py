@@ -306,9 +306,7 @@ class Engine:
 
     @property
     def n_preempted(self) -> int:
-        """Returns how often a request gave its pages to others and was read again later. High counts often mean too few
-        pages.
-        """
+        """Returns how often a request gave up its pages and was read again later. Often means too few pages."""
         return self.metrics.preemptions
 
     @property
@@ -341,9 +339,7 @@ class Engine:
     # ---- life ---------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Ends all answers after the running step and releases the model. Readers of unfinished answers get
-        UsageError.
-        """
+        """Ends all answers after the running step and releases the model. Their readers get UsageError."""
         while not self._lease.end():  # another thread is closing it
             time.sleep(RECHECK_S)
 

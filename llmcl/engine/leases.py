@@ -139,9 +139,7 @@ class Leases:
         return lease
 
     def call(self, work: Callable[[], Item], *, wait: bool = False, beside: bool = False) -> Item:
-        """Returns the result of `work`, called while the model is owned. beside: the current thread's resting lease
-        continues afterwards.
-        """
+        """Returns the result of `work`, called as the owner. beside: this thread's resting lease goes on afterwards."""
         if beside and any(lease.is_mine and not lease.runs for lease in self._unfinished()[:1]):
             return work()
         (result,) = self.begin(lambda: (work(),), wait=wait)

@@ -140,9 +140,7 @@ def report_so_far(tbt_ms: Sequence[float], n_tokens: int, width: int | None = No
 
 
 def _tbt_rows(tbt: dict[str, float | None], n_tokens: int, n_arrivals: int, *, drafted: bool = False) -> list[Row]:
-    """Returns the rows on arrivals and TBT. drafted: steps differ in length, so a time above twice the median is no
-    stall.
-    """
+    """Returns the rows on arrivals and TBT. drafted: steps differ in length, so no time counts as a stall."""
     together = n_arrivals < n_tokens
     what, each = (
         ("arrivals", f"{n_arrivals}, {n_tokens / max(1, n_arrivals):.2f} tokens each") if together else ("tokens", None)

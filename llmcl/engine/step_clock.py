@@ -16,9 +16,7 @@ class StepClock:
         self._read_s = 0.0
 
     def timed(self, wait: Callable[[], T], started_s: float, record: Callable[[T, float], None]) -> Callable[[], T]:
-        """Wraps `wait` and passes the result and the step's seconds to `record`. started_s: when the step was
-        enqueued.
-        """
+        """Wraps `wait` and passes result and step seconds to `record`. started_s: when the step was enqueued."""
 
         def waited() -> T:
             found = wait()

@@ -78,9 +78,7 @@ class Batch(Protocol):
         ...
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
-        """Enqueues the read of log-probabilities right after the call that sampled the tokens. The returned function
-        waits.
-        """
+        """Enqueues the read of log-probabilities, right after sampling. The returned function waits."""
         ...
 
     def prepare_scores(self) -> None:

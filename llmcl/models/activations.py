@@ -80,9 +80,7 @@ class Activations:
 
 
 def splits_of(device: Device, config: ModelConfig, kv_dtype: str, filling: int = 1) -> Splits:
-    """Returns the KV splits for every head kind in the model. filling: rows per step, whose work-groups also fill the
-    device.
-    """
+    """Returns the KV splits for every head kind. filling: rows per step, whose work-groups also fill the device."""
     kinds = config.kinds_of_heads
     return {heads: decode_splits(device, filling * heads.n_kv, heads.size, kv_dtype) for heads in kinds}
 

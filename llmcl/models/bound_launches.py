@@ -45,9 +45,7 @@ class BoundLaunches:
         return {} if self.persistent is None else self.persistent.whole_steps
 
     def prepare(self) -> None:
-        """Compiles the kernels and creates their objects. Falls back to separate launches if a persistent kernel does
-        not compile.
-        """
+        """Compiles the kernels and makes their objects. Separate launches if a persistent kernel does not compile."""
         try:
             self._prepare()
         except KernelBuildError as error:

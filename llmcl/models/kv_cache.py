@@ -107,9 +107,7 @@ class KVCache:
         del sequence.token_ids[position:]
 
     def kept(self, sequence: SequenceState, position: int) -> int:
-        """Returns how many of the first `position` tokens `truncate` would keep. With recurrent layers: the tokens up
-        to the last snapshot.
-        """
+        """Returns how many of `position` tokens `truncate` would keep: with recurrent layers, up to a snapshot."""
         position = min(position, len(sequence.token_ids))
         return position if self.states is None else self.states.kept(sequence, position)
 
@@ -136,9 +134,7 @@ class KVCache:
             step.write_recurrent_slot(self.states.begin(sequence, self._forget), place)
 
     def advance(self, sequence: SequenceState, n_tokens: int) -> None:
-        """Marks the next n_tokens as added to the recurrent states. Called after `prepare`, right before the step is
-        enqueued.
-        """
+        """Marks the next n_tokens as added to the recurrent states. Called between `prepare` and the step."""
         if self.states is not None:
             self.states.advance(sequence, n_tokens)
 
@@ -177,9 +173,7 @@ class KVCache:
         return sequence
 
     def keys_and_values(self, layer: int) -> tuple[Buffer | None, Buffer | None]:
-        """Returns the keys and values for a layer's attention, from the same or another layer. None without
-        attention.
-        """
+        """Returns the keys and values for a layer's attention, its own or shared. None without attention."""
         source_layer = self._keys_of.get(layer, layer)
         return self.k[source_layer], self.v[source_layer]
 

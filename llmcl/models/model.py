@@ -295,9 +295,7 @@ class Model:
         return self._decode.launches
 
     def logits(self, sequence: SequenceState, token_ids: Sequence[int]) -> np.ndarray:
-        """Returns the logits of every position, float32 [n, vocab], for evaluation. The tokens are appended to the
-        sequence.
-        """
+        """Returns every position's logits, float32 [n, vocab], for evaluation. Appends the tokens to the sequence."""
         vocab = self.config.vocab_size
         return np.concatenate(
             [self.device.read(buffer, np.float32, (n, vocab)) for buffer, n in self.logit_chunks(sequence, token_ids)]
@@ -403,9 +401,7 @@ class Model:
                 self._unprepared.remove(bound.max_tokens)
 
     def _run_in_parts(self, launches: Sequence[Launch], n_tokens: int) -> Iterator[float]:
-        """Runs launches in parts and yields the finished share. A GPU receives the next part while the host waits for
-        one.
-        """
+        """Runs launches in parts and yields the finished share. A GPU gets a part while the host waits for one."""
         size = -(-len(launches) // PARTS)
         part_before: Callable[[], None] | None = None
         for start in range(0, len(launches), size):

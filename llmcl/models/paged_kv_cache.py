@@ -190,9 +190,7 @@ class PagedKVCache(KVCache):
         self._prepare_state(step, sequence, place)
 
     def _goes_on(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> bool:
-        """Returns whether the last page is exclusive and has room. True in most decode steps, when nothing needs to be
-        done.
-        """
+        """Returns whether the last page is exclusive and has room: true in most decode steps."""
         pages = sequence.pages
         return (
             0 < filled <= self.page_tokens - n_tokens
@@ -238,9 +236,7 @@ class PagedKVCache(KVCache):
         return self.page_tokens * sum(shape.n_kv_heads * shape.row_bytes for _, shape in self.shaped_buffers())
 
     def findable(self) -> dict[int, tuple[bytes, bytes]]:
-        """Returns the pages that texts can find, most recently used first and each after its predecessor, with key and
-        previous key.
-        """
+        """Returns findable pages with key and previous key: latest used first, each after its predecessor."""
         for sequence in self.sequences:
             self._keep(sequence)
         return self._prefixes.chains(reversed(self.order))

@@ -57,9 +57,7 @@ class Origin:
 
     @classmethod
     def of(cls, model: Model, shape: AttentionShape, *, batch_invariant: bool) -> Origin:
-        """Returns the origin of a model and its cache. The model is identified by its sizes and by weight samples read
-        from the device.
-        """
+        """Returns the origin of a model and its cache: its sizes, and weight samples read from the device."""
         content = blake2b(repr(model.config).encode(), digest_size=16)
         for sample in model.weights.samples(model.device):
             content.update(sample)

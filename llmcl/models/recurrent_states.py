@@ -80,9 +80,7 @@ class RecurrentStates:
         self._snapshots.clear()
 
     def begin(self, sequence: SequenceState, forget: Callable[[SequenceState], None]) -> int:
-        """Returns the slot of a sequence that is about to be extended. forget(other): called before another sequence
-        loses its slot.
-        """
+        """Returns the slot of a sequence about to be extended. forget(other): called for one that loses its slot."""
         held = self._held.pop(sequence, None)
         if held is None:
             held = _Held(self._free_slot(sequence, forget))
@@ -129,9 +127,7 @@ class RecurrentStates:
         held.n_tokens = n_tokens
 
     def fork(self, sequence: SequenceState, other: SequenceState, forget: Callable[[SequenceState], None]) -> bool:
-        """Gives `other`, which has the same tokens, a copy of the state. Returns False if the sequence's state has
-        other tokens.
-        """
+        """Gives `other`, with equal tokens, a copy of the state. False if the state has different tokens."""
         held = self._held.get(sequence)
         if held is None or held.n_tokens != len(other.token_ids):
             return False

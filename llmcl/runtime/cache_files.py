@@ -81,9 +81,7 @@ def is_trusted(folder: Path) -> bool:
 
 @lru_cache
 def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
-    """Implements is_trusted() for a user. marks: stat values of the folder and all parents, so a change is judged
-    again.
-    """
+    """Implements is_trusted() for a user. marks: stat values up to the root; a change is judged again."""
     # Checks both the path as named, whose links others may redirect, and the resolved path.
     real = Path(os.path.realpath(named))
     cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]

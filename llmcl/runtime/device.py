@@ -347,9 +347,7 @@ class Device:
     def fill(
         self, buffer: Buffer, pattern: np.generic | np.ndarray, offset_bytes: int = 0, nbytes: int | None = None
     ) -> None:
-        """Fills the buffer, or nbytes from offset_bytes on, with a repeated `pattern` (4 to 128 bytes, a power of two).
-        Does not wait.
-        """
+        """Fills the buffer, or nbytes from offset_bytes on, with `pattern` (4 to 128 bytes, 2^n). Does not wait."""
         with named_errors(f"filling {buffer.name}"):
             size = buffer.nbytes - offset_bytes if nbytes is None else nbytes
             cl.enqueue_fill_buffer(self.queue, buffer.cl, np.atleast_1d(pattern), offset_bytes, size)
@@ -357,9 +355,7 @@ class Device:
     def copy_rows(
         self, buffer: Buffer, source: int, target: int, *, row_bytes: int, n_rows: int, pitch_bytes: int
     ) -> None:
-        """Copies within a buffer, on the device: n_rows rows of row_bytes, pitch_bytes apart, from byte `source` to
-        byte `target`.
-        """
+        """Copies rows of row_bytes within a buffer, pitch_bytes apart, from byte `source` to byte `target`."""
         what: dict[str, Any] = {"byte_count": row_bytes, "src_offset": source, "dst_offset": target}
         if n_rows > 1:  # PoCL 3.0 wrongly reports an overlap for adjacent one-row rectangles
             pitches = (pitch_bytes, pitch_bytes * n_rows)

@@ -50,9 +50,7 @@ class AnswerReader(AnswerParts):
         self._run(True)
 
     def _run(self, final: bool) -> None:
-        """Runs the states. Each reads from the front of the held text and returns whether the next state may run at
-        once.
-        """
+        """Runs the states. Each reads the held text's front and returns whether the next may run at once."""
         while self._read(final):
             pass
 
@@ -74,9 +72,7 @@ class AnswerReader(AnswerParts):
         return True
 
     def _begins_with_a_call(self, begun: str) -> bool:
-        """Returns whether an answer without an opening may be a call. The text that follows may still show that there
-        is no call.
-        """
+        """Returns whether an answer without an opening may be a call. Later text may still show that none is."""
         family = self.family
         if family is None or begun.startswith(self._openings):
             return False

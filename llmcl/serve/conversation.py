@@ -107,9 +107,7 @@ def _thoughts(text: str | None) -> dict[str, str]:
 
 
 def template_variables(fields: Fields) -> dict[str, Any]:
-    """Reads the field `chat_template_kwargs`: extra template variables, with the same meaning as in vLLM, SGLang and
-    llama-server.
-    """
+    """Reads `chat_template_kwargs`: extra template variables, as in vLLM, SGLang and llama-server."""
     from llmcl.tokenizer import chat_template  # imported late: the server listens before the tokenizer is loaded
 
     name = "chat_template_kwargs"
@@ -159,9 +157,7 @@ def answered(text: str, thoughts: str = "", calls: Sequence[Call] = ()) -> dict[
 
 
 def responses_messages(fields: Fields) -> list[dict[str, Any]]:
-    """Reads `instructions` and `input` of /v1/responses. The input is a text, or a list whose messages, calls and
-    results count.
-    """
+    """Reads /v1/responses' `instructions` and `input`: a text, or a list with messages, calls and results."""
     messages: list[dict[str, Any]] = []
     if instructions := fields.text("instructions"):
         messages.append({"role": "system", "content": instructions})

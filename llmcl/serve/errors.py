@@ -71,9 +71,7 @@ class RequestError(Exception):
         return {"error": {"message": message, "type": kind, "param": param, "code": self.code}}
 
     def _too_long(self, path: str) -> str:
-        """Returns the wording by which agents recognise a full context and shorten the conversation; tests list each
-        phrase.
-        """
+        """Returns the wording by which agents recognise a full context and shorten it; tests list each phrase."""
         if not self.size or self.max_context is None:
             return f"the prompt is too long: {self.message}"
         if path.startswith(ANTHROPIC_PATH):

@@ -23,9 +23,7 @@ class Kept:
         return len(self._conversations)
 
     def add(self, name: str, messages: Messages) -> None:
-        """Stores a conversation and evicts the oldest while over the limits. A conversation above the size limit is not
-        kept.
-        """
+        """Stores a conversation and evicts the oldest while over the limits. Ignores one above the size limit."""
         size = _size(messages)
         if size > self._most_characters:
             return

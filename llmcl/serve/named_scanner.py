@@ -42,9 +42,7 @@ class NamedForm:
         return NamedScanner(self)
 
     def around(self, name: str) -> tuple[str, str]:
-        """Returns the text before and after the arguments of a call. A numbered call needs a number between name and
-        separator.
-        """
+        """Returns the text around a call's arguments. A numbered call needs a number between name and separator."""
         head = f"{self.kind}{self.separator}{name}" if self.kind else f"{name}{self.separator}"
         return f"{self.front}{head}{self.before}", f"{self.behind}{self.end}"
 

@@ -62,9 +62,7 @@ async def encode_with_tools(
     ending: Ending = "answer",
     counted: bool = False,
 ) -> list[int]:
-    """Returns the prompt ids of a conversation with tools. variables: extra template variables. ending, counted: see
-    `Served.encode_chat`.
-    """
+    """Returns a conversation's prompt ids, with tools. ending, counted: see `Served.encode_chat`."""
     template = served.tokenizer.chat_template
     tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
     shown = with_tools(messages, template, use)

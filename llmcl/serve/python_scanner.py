@@ -83,9 +83,7 @@ class PythonScanner(CharacterScanner):
 
 
 def _as_json(text: str) -> str:
-    """Converts a value to JSON. Some models write JSON already; a value that is neither JSON nor Python becomes a
-    string.
-    """
+    """Converts a value to JSON. Some models write JSON already; a value that is neither becomes a string."""
     text = text.strip()
     for read in (json.loads, ast.literal_eval):
         with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):

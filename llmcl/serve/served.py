@@ -271,9 +271,7 @@ class Answer:
         return n < self.ask.max_tokens and len(self.ask.prompt) + n < max_context
 
     def end_thoughts(self, cached_tokens: int) -> Ask:
-        """Appends the end of the thoughts. Returns the request for the rest. cached_tokens: cached prompt tokens so
-        far.
-        """
+        """Appends the end of the thoughts. Returns the rest's request. cached_tokens: cached prompt tokens so far."""
         budget = self.ask.budget
         assert budget is not None and self.reader is not None
         self.has_ended_thoughts, self.cached_tokens = True, cached_tokens
@@ -366,9 +364,7 @@ class Streams:
             await asyncio.gather(*passing, return_exceptions=True)
 
     async def _pass_on(self, answer: Answer, stream: Stream, take: Take, after: Callable[[], None]) -> None:
-        """Passes on one answer. When the thought budget is spent, a second request continues after the end of the
-        thoughts.
-        """
+        """Passes on one answer. After a spent thought budget, a second request continues behind the thoughts."""
         try:
             await stream.pass_on(_adding(answer, take, self._served.max_context), after)
             return

@@ -193,9 +193,7 @@ def with_tools(messages: Sequence[Mapping[str, Any]], template: str | None, use:
 
 
 def _as_expected(message: Mapping[str, Any], template: str) -> dict[str, Any]:
-    """Converts a message with calls for the template. Some templates append the arguments to a text, or expect null
-    content.
-    """
+    """Converts a message with calls for templates that append arguments to a text or expect null content."""
     shown = dict(message)
     if calls := shown.get("tool_calls"):
         if _APPENDED.search(template):

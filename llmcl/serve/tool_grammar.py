@@ -95,9 +95,7 @@ class _Lark:
         return " ".join(f"<[{self._ids[part]}]>" if part in self._ids else _quoted(part) for part in parts if part)
 
     def after_text(self, text: str) -> str:
-        """Converts a text with a special token, after arbitrary text. The preceding text absorbs the characters before
-        the token.
-        """
+        """Converts a text with a special token after arbitrary text, which absorbs the characters before."""
         at = min(text.find(mark) for mark in self._ids if mark in text)
         return self.marker(text[at:])
 
@@ -231,9 +229,7 @@ def _gemma_members(name: str, members: list[Member], tool: Tool, lark: _Lark, de
 
 
 def _gemma_value(name: str, schema: Mapping[str, Any], tool: Tool, lark: _Lark, depth: int) -> list[str]:
-    """Returns rules for a value: texts, objects and arrays in Gemma's format if the schema says no more, otherwise
-    JSON.
-    """
+    """Returns rules for a value: Gemma's format for texts, objects and arrays without further schema, or JSON."""
     quote, kind, names = lark.marker(QUOTE), schema.get("type"), set(schema) - _NOTES
     if is_text(schema):
         if choices := _choices(schema):

@@ -118,9 +118,7 @@ def _sentencepiece(metadata: Mapping[str, Any], tokens: list[str], types: list[i
 def _visible_spaces(
     metadata: Mapping[str, Any], tokens: list[str], types: list[int], merges: list[tuple[str, str]], *, prefix: bool
 ) -> Tokenizer:
-    """Returns a BPE with SentencePiece's spaces and bytes. prefix: whether to put a space before a text if the file
-    does not say.
-    """
+    """Returns a BPE with SentencePiece's spaces and bytes. prefix: put a space before a text by default."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     unknown = types.index(UNKNOWN) if UNKNOWN in types else None

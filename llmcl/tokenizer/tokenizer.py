@@ -337,9 +337,7 @@ def byte_level_alphabet() -> dict[str, int]:
 
 
 def _check_normalizer(backend: Any) -> None:
-    """Refuses normalizers that lengthen a text by more than _MAX_GROWTH: out of memory, the library `tokenizers` kills
-    the process.
-    """
+    """Refuses normalizers that lengthen a text beyond _MAX_GROWTH: out of memory, `tokenizers` kills the process."""
     growth = 1 if backend.normalizer is None else _growth(json.loads(backend.normalizer.__getstate__()))
     if growth > _MAX_GROWTH:
         raise CheckpointError(

@@ -54,9 +54,7 @@ def keys_as_values_from_hf(read: Reader, family: Family, windows: Windows) -> li
 def heads_from_gguf(
     read: Reader, arch: str, family: Family, windows: Windows, n_kv: list[int], size: int
 ) -> tuple[Heads, OwnHeads]:
-    """Returns the model's heads and the per-layer heads. n_kv: heads per layer. size: head size in layers without a
-    window.
-    """
+    """Returns the model's heads and the per-layer heads. n_kv: per layer. size: head size without a window."""
     if not family.own_heads:
         return Heads(max(n_kv), size), [None] * len(windows)
     windowed = read.size(f"{arch}.attention.key_length_swa", limits.MAX_HEAD_DIM, default=size)

@@ -34,9 +34,7 @@ def latent_from_hf(read: Reader, family: Family) -> LatentSettings | None:
 
 
 def latent_from_gguf(read: Reader, arch: str, family: Family) -> LatentSettings | None:
-    """Reads the sizes, or returns None for a family without latent attention. Older files have head sizes under
-    different keys.
-    """
+    """Reads the sizes; None without latent attention. Older files have head sizes under different keys."""
     if not family.latent:
         return None
     attention = f"{arch}.attention"

@@ -27,9 +27,7 @@ def keys_of_from_gguf(read: Reader, arch: str, family: Family, windows: Windows)
 
 
 def _keys_of(read: Reader, key: str, n_shared: int, windows: Windows) -> KeysOf:
-    """Returns the sharing: each of the last n_shared layers reads keys from the last earlier layer with the same window
-    (or none).
-    """
+    """Lets each of the last n_shared layers read keys from the last earlier layer with an equal window (or none)."""
     first = len(windows) - n_shared
     last = {window: i for i, window in enumerate(windows[:first])}
     if not set(windows) <= set(last):

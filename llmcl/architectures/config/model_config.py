@@ -156,9 +156,7 @@ class ModelConfig:
 
     @property
     def latent(self) -> LatentSettings | None:
-        """Returns the sizes of latent attention if the model uses it, in all layers. None: heads have separate keys and
-        values.
-        """
+        """Returns the sizes of latent attention, used in all layers. None: heads have separate keys and values."""
         block = self.attention(self.attention_layers[0]) if self.attention_layers else None
         return block.settings if isinstance(block, LatentAttention) else None
 
@@ -211,9 +209,7 @@ class ModelConfig:
         return shapes | head
 
     def unused_tensors(self) -> set[str]:
-        """Returns tensors that checkpoints may hold although nothing reads them: keys and values in layers that read
-        another layer's.
-        """
+        """Returns tensors in checkpoints that nothing reads: keys and values in layers that share another layer's."""
         names = *(f"{name}_proj.weight" for name in "kv"), *(f"{name}_norm.weight" for name in "kv")
         others = (i for i in self.attention_layers if self.keys_of(i) != i)
         return {layer_name(i, f"self_attn.{name}") for i in others for name in names}

@@ -51,9 +51,7 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
 def recurrent_from_gguf(
     read: Reader, arch: str, family: Family, n_layers: int, tensor_names: Collection[str]
 ) -> Recurrent:
-    """Reads the recurrent layers: in LFM2 layers without key and value heads, in Qwen 3.5 all layers except every
-    interval-th.
-    """
+    """Reads the recurrent layers: without key and value heads (LFM2), or all except every interval-th (Qwen 3.5)."""
     if family.recurrent is None:
         return [None] * n_layers
     if family.recurrent == "linear_attention":

@@ -198,9 +198,7 @@ def _factors(rope: Reader, key: str, rotary_dim: int) -> tuple[float, ...]:
 def checked_factors(
     values: Sequence[float], rotary_dim: int, what: str, *, may_stop: bool = False
 ) -> tuple[float, ...]:
-    """Checks the frequency factors. what: their location, for errors. may_stop: huge factors mean no rotation and
-    become inf.
-    """
+    """Checks the frequency factors. what: their location, for errors. may_stop: huge factors become inf."""
     if len(values) != rotary_dim // 2:
         raise CheckpointError(
             f"{what}: {len(values)} values, expected {rotary_dim // 2} (half of the head's rotated dimensions)."

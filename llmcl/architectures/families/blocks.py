@@ -128,9 +128,7 @@ class Block(ABC):
         """Returns the weights by their names in `llmcl/models/blocks.py`. Tensor names lack the layer prefix."""
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        """Returns the float32 norms and biases: per vector, the shapes of the tensors to concatenate, or {} if
-        absent.
-        """
+        """Returns the float32 norms and biases: per vector the shapes to concatenate, or {} if absent."""
         hidden = (sizes.hidden_size,)
         norms = {"norm": self.norm, "post_norm": self.post_norm}
         return {name: {} if module is None else {f"{module}.weight": hidden} for name, module in norms.items()}

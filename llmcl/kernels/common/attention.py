@@ -57,9 +57,7 @@ class AttentionShape:
         return attention_cost(self.n_q_heads, self.n_kv_heads, self.head_dim, self.row_bytes)
 
     def constants(self, step: StepState, slot: int = step_state.CAPACITY) -> dict[str, object]:
-        """Returns the build constants for kernels with `step`'s state as an argument. `slot` is the state slot for the
-        capacity.
-        """
+        """Returns the build constants with `step`'s state as an argument. slot: the state slot for the capacity."""
         return {
             **step.constants,
             "KV": kernel_name(self.kv_dtype),
@@ -104,9 +102,7 @@ class AttentionDecode(AttentionKernel):
     def size_of_rows(
         self, device: Device, shape: AttentionShape, block_n: int, n_splits: int
     ) -> tuple[Mapping[str, object], int]:
-        """Returns the same as `size` for a step with several sequences, whose keys are divided into n_splits
-        KV splits.
-        """
+        """Returns `size` for a step with several sequences, whose keys are divided into n_splits KV splits."""
         return self.size(device, shape, block_n)
 
     def default_block_n(self, device: Device) -> int:
@@ -174,17 +170,13 @@ class AttentionPrefill(AttentionKernel):
     """Query rows that `llmcl tune` tries."""
 
     def operand_dtype(self, device: Device, shape: AttentionShape) -> str:
-        """Returns the dtype in which queries meet keys and values: the cache's dtype, or the dtype of a copy made by
-        `prepare`.
-        """
+        """Returns the dtype in which queries meet keys and values: the cache's, or that of `prepare`'s copy."""
         return shape.kv_dtype
 
     def prepare(
         self, device: Device, shape: AttentionShape, step: StepState, k: Buffer, v: Buffer
     ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
-        """Returns the keys and values that the kernel reads: shape, buffers, build constants, and launches to make a
-        copy.
-        """
+        """Returns what the kernel reads as keys and values: shape, buffers, constants, and launches for a copy."""
         return shape, k, v, shape.constants(step), []
 
     def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
@@ -225,9 +217,7 @@ class AttentionFewQueries(Implementation):
 
     @abstractmethod
     def takes(self, rows: int) -> bool:
-        """Tells whether this kernel is faster than prefill for `rows` rows per KV head: query tokens times
-        query heads.
-        """
+        """Tells whether it is faster than prefill for `rows` rows per KV head: query tokens times query heads."""
 
     @abstractmethod
     def size(

@@ -58,9 +58,7 @@ def tile_bytes(k: int, dtype: str) -> int:
 
 
 def kv_row_bytes(head_dim: int, kv_dtype: str) -> int:
-    """Returns the bytes per head for a key or a value in the cache. 16 rows lie together
-    (kernels/common/kv_cache.cl).
-    """
+    """Returns the bytes per head for a cached key or value. 16 rows lie together (kernels/common/kv_cache.cl)."""
     return tile_bytes(head_dim, kv_dtype) // TILE_ROWS
 
 
@@ -86,9 +84,7 @@ def check_kv_dtype(kv_dtype: str, head_dim: int) -> str:
 
 
 def check_dtype(dtype: str, option: str, *others: str) -> str:
-    """Returns `dtype` if it is a floating-point type. Otherwise raises UsageError; `others` are listed as expected,
-    too.
-    """
+    """Returns `dtype` if it is a floating-point type. Otherwise raises UsageError; `others` are expected, too."""
     if not isinstance(dtype, str) or dtype not in KERNEL_NAMES:
         raise UsageError(f"{option} is {shown(dtype)}; expected auto, {', '.join([*KERNEL_NAMES, *others])}")
     return dtype

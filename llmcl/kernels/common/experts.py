@@ -36,9 +36,7 @@ class ExpertProduct:
 
     @property
     def units(self) -> int:
-        """Returns the units per expert that a work-group can compute alone: tiles, or pairs of a gate and an
-        up tile.
-        """
+        """Returns the units per expert that a work-group can compute alone: tiles, or pairs of gate and up."""
         return self.tiles // self.tiles_at_once
 
     @property
@@ -88,9 +86,7 @@ def bias_constants(bias: Buffer | None) -> dict[str, object]:
 
 
 def block_count(n_tokens: int, n_experts: int, top_k: int, rows: int = BLOCK_ROWS) -> int:
-    """Returns the maximum number of blocks in a step, with at most `rows` slots per block
-    (portable/group_by_expert.cl).
-    """
+    """Returns the most blocks in a step with up to `rows` slots per block (portable/group_by_expert.cl)."""
     slots = n_tokens * top_k
     return (slots + (rows - 1) * min(n_experts, slots)) // rows
 

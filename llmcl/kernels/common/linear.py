@@ -157,9 +157,7 @@ class ProductImplementation(Implementation):
         return f"{self.kernel} {self.name} {part.dtype} {part.n_tiles} tiles of {product.weight.k} columns{gate}"
 
     def chosen(self, device: Device, product: Product) -> dict[str, int]:
-        """Returns a value for each of `choices`: the tuned value if the device's cache has fitting values, or the
-        default.
-        """
+        """Returns a value for each of `choices`: the device's tuned value if it fits, or the default."""
         choices = self.choices(device, product)
         tuned = device.cache.tuned.get(self.tuned_key(product), {})
         fits = tuned.keys() == choices.keys() and all(value in choices[name] for name, value in tuned.items())

@@ -6,16 +6,12 @@ from llmcl.runtime.device import Device
 
 
 def local_size(device: Device, wanted: int) -> int:
-    """Returns the work-items per group for kernels that work with any power of two. A CPU gets 1 and relies
-    on vectors.
-    """
+    """Returns the work-items per group if any power of two works. A CPU gets 1 and relies on vectors."""
     return 1 if device.is_cpu else power_of_two_at_most(min(wanted, device.entry.max_work_group_size))
 
 
 def run_of(device: Device, n: int, elsewhere: int = 1) -> int:
-    """Returns how many of n columns or heads a work-group takes. On a CPU a group takes all, because a start is
-    expensive.
-    """
+    """Returns how many of n columns or heads a work-group takes. On a CPU all, because starts are expensive."""
     return n if device.is_cpu else elsewhere
 
 

@@ -136,9 +136,7 @@ class StepState:
             self._recurrent_slots[sequence] = slot
 
     def write_snapshot(self, slot: int, n_tokens: int) -> None:
-        """Sets the slot for the recurrent state after the first n_tokens of the next steps. n_tokens 0 turns copies
-        off.
-        """
+        """Sets the slot for the recurrent state after the next steps' first n_tokens. 0 turns copies off."""
         wanted = (slot, n_tokens) if n_tokens else (0, 0)
         if self._snapshot != wanted:
             self._snapshot = None  # after an interruption, the device's value is unknown
@@ -150,9 +148,7 @@ class StepState:
         self._write_slots([place], self._first_slot(sequence) + CONSTANTS["STATE_PLACE"])
 
     def write_sequence(self, sequence: int, position: int, n_sampled: int) -> None:
-        """Sets the position of a sequence's next row and the number of the next sampled token. For several sequences
-        only.
-        """
+        """Sets the position of a sequence's next row and the next sampled token's number. Several sequences only."""
         self._write_slots([position, 1, n_sampled], self._first_slot(sequence))
 
     def write_rows(self, sequences: Sequence[int], step: int) -> None:

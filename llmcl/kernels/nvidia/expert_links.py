@@ -190,9 +190,7 @@ def _choose_link(of: Mixture, router: Link, max_rows: int, warps: int) -> Link:
 
 
 def _experts_link(launch: Launch, max_rows: int, warps: int, places: int, local: int, waits: str) -> Link:
-    """Makes a link. waits: the counters to wait for, as arguments for `experts_unit`: first for x, then for the
-    grouping.
-    """
+    """Makes a link. waits: counters to wait for, as arguments for `experts_unit`: for x, then for the grouping."""
     source = source_of(launch)
     dtype, at_once = weight_dtype(source), 2 if source.constants["EPILOGUE"] == "EPILOGUE_SWIGLU" else 1
     shape = experts_shape(dtype, number_of(source, "K"), TILES, warps, at_once, local)

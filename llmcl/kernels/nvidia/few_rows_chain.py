@@ -154,9 +154,7 @@ def _units(launches: Sequence[Launch], max_rows: int) -> list[tuple[bool, list[L
 
 
 def _are_norms(launches: Sequence[Launch]) -> bool:
-    """Tells whether the first norm adds a block's normalised output to x and the second norm reads x for the next
-    block.
-    """
+    """Tells whether the first norm adds a block's normalised output to x, which the second norm reads."""
     if len(launches) < 2 or not is_of(launches[0], ROWS_NORM) or not is_of(launches[1], NORM):
         return False
     (adds_to_x, norm), constants = launches, source_of(launches[0]).constants

@@ -168,9 +168,7 @@ def hopper_tiles(compute_units: int, n_tiles: int, max_rows: int) -> int:
         return HOPPER_TILES[-1] if n_tiles <= HOPPER_TILES[1] else HOPPER_TILES[0]
 
     def clocks(tiles: int) -> int:
-        """Estimates clocks per 32 columns on the busiest compute unit: the matrix units' time, or copying at 64 bytes
-        per clock.
-        """
+        """Estimates clocks per 32 columns on the busiest compute unit: matrix units, or copies (64 bytes per clock)."""
         units = -(-max_rows // HOPPER_TOKENS) * -(-n_tiles // tiles)
         return -(-units // compute_units) * max(31 * tiles, 16 * (tiles + 8))
 

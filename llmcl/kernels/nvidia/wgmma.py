@@ -23,9 +23,7 @@ def has_wgmma(entry: DeviceEntry) -> bool:
 
 @cache
 def has_tensor_maps(entry: DeviceEntry) -> bool:
-    """Tells whether kernels with tensor maps compile and copy correctly on the device: needs a driver for CUDA 12.3 or
-    later.
-    """
+    """Tells whether kernels with tensor maps compile and copy correctly here: CUDA 12.3 drivers or later."""
     return _takes("tensor_map", entry)
 
 
