@@ -40,8 +40,8 @@ TEMPLATE = (
 )
 
 
-def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
-    """A token for each byte, after <s> and </s>: an emoji takes four."""
+def byte_tokenizer(template: str | None = TEMPLATE, added: Sequence[str] = ()) -> Tokenizer:
+    """A token for each byte, after <s> and </s>: an emoji takes four. added: further tokens, not special ones."""
     from tokenizers import AddedToken, decoders, models, pre_tokenizers
     from tokenizers import Tokenizer as Backend
 
@@ -50,7 +50,8 @@ def byte_tokenizer(template: str | None = TEMPLATE) -> Tokenizer:
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(symbol, special=True) for symbol in symbols[:2]])
-    return Tokenizer(backend, vocab_size=len(symbols), eos_token_ids=[END], chat_template=template)
+    backend.add_tokens([AddedToken(token, normalized=False) for token in added])
+    return Tokenizer(backend, vocab_size=len(symbols) + len(added), eos_token_ids=[END], chat_template=template)
 
 
 class FakeStream:

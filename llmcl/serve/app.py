@@ -15,6 +15,7 @@ from llmcl.serve.completions import completions
 from llmcl.serve.errors import RequestError
 from llmcl.serve.generation import AsciiJSONResponse, as_refusal
 from llmcl.serve.guard import Guard
+from llmcl.serve.infill import infill
 from llmcl.serve.messages import count_tokens, messages
 from llmcl.serve.openapi import openapi
 from llmcl.serve.page import page
@@ -46,6 +47,7 @@ POST: dict[str, Endpoint] = {
     "/tokenize": own.tokenize,
     "/detokenize": own.detokenize,
     "/apply-template": own.apply_template,
+    "/infill": infill,
     "/api/chat": ollama_chat.chat,
     "/api/embed": ollama_models.embed,
     "/api/embeddings": ollama_models.embed,
@@ -64,7 +66,15 @@ ALIASES = {
 }
 # Paths whose requests, unless refused, run the engine.
 ANSWERING = frozenset(
-    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/api/chat", "/api/generate"}
+    (
+        "/v1/chat/completions",
+        "/v1/completions",
+        "/v1/responses",
+        "/v1/messages",
+        "/infill",
+        "/api/chat",
+        "/api/generate",
+    )
 )
 
 

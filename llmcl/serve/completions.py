@@ -11,10 +11,11 @@ from starlette.requests import Request
 
 from llmcl.serve.body import read_fields
 from llmcl.serve.chat_completions import usage_of
-from llmcl.serve.errors import unsupported
+from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.infill import suffix_prompt, with_ends
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, max_tokens, of_choice, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
@@ -30,7 +31,6 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.text("model")
-    fields.refuse("text before which the answer is to fit is not supported", "suffix")
     options = read_sampling(fields, served)
     options |= await read_structure(fields, served, fields.object("response_format"))
     if (top := fields.whole("logprobs", None, 0, MAX_TOP)) is not None:
@@ -42,7 +42,12 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
     stop = fields.strings("stop", MAX_STOPS)
     echo, stream = fields.flag("echo"), fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
-    prompts = await _prompts(fields, served, with_text=echo)
+    suffix = fields.text("suffix")
+    if suffix and echo:
+        raise RequestError(400, "echo: does not go with suffix; leave one out", "echo", "invalid_value")
+    prompts = await _prompts(fields, served, suffix, with_text=echo)
+    if suffix:
+        options, stop = with_ends(served, options, stop)
     asks = [
         Ask(
             prompt,
@@ -61,8 +66,10 @@ async def completions(request: Request, service: Service) -> GenerationResponse:
     return GenerationResponse(service, served, asks, form, stream=stream, progress=progress)
 
 
-async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[tuple[list[int], str]]:
-    """Returns token ids for each prompt, with the text if asked for."""
+async def _prompts(
+    fields: Fields, served: Served, suffix: str | None, *, with_text: bool
+) -> list[tuple[list[int], str]]:
+    """Returns token ids for each prompt, with the text if asked for. suffix: text after the answer."""
     value = fields.required("prompt", _EXPECTED)
     if isinstance(value, str) or (isinstance(value, list) and value and as_whole(value[0]) is not None):
         value = [value]
@@ -71,7 +78,10 @@ async def _prompts(fields: Fields, served: Served, *, with_text: bool) -> list[t
     prompts = []
     for index, prompt in enumerate(value):
         if isinstance(prompt, str):
-            prompts.append((await served.encode(prompt), prompt))
+            ids = await (suffix_prompt(served, prompt, suffix) if suffix else served.encode(prompt))
+            prompts.append((ids, prompt))
+        elif suffix:
+            raise wrong("prompt", prompt, "a text or a list of texts, as there is a suffix")
         elif ids := _ids(prompt):
             served.check(ids)
             prompts.append((ids, served.tokenizer.decode(ids) if with_text else ""))

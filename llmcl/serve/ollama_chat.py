@@ -21,6 +21,7 @@ from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.events import line
 from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse, GenerationResponse
+from llmcl.serve.infill import suffix_prompt, with_ends
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.ollama_models import listed_name
 from llmcl.serve.ollama_schemas import LINES
@@ -62,15 +63,19 @@ async def generate(request: Request, service: Service) -> ASGIApp:
     fields.text("model")
     fields.refuse("images are not supported", "images")
     fields.refuse("templates of requests are not supported", "template")
-    fields.refuse("text before which the answer is to fit is not supported", "suffix")
-    prompt, system, raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
+    prompt, system, suffix = map(fields.text, ("prompt", "system", "suffix"))
+    raw = fields.flag("raw")
     earlier, variables = _context(fields, served), _thinking(fields, served)
     ask, structure = _ask(fields, served), await _structure(fields, served)
     if raw and (system or earlier):
         raise RequestError(400, "raw: does not go with system or context; leave one out", "raw", "invalid_value")
     if not prompt:
         return _loaded(served, is_chat=False)
-    if raw or not served.tokenizer.has_chat_template:
+    if suffix:
+        options, stop = with_ends(served, ask.options, ask.stop)
+        ask = replace(ask, options=options, stop=stop)
+        prepared = Prepared(await suffix_prompt(served, prompt, suffix), structure, None)
+    elif raw or not served.tokenizer.has_chat_template:
         text = f"{system}\n{prompt}" if system else prompt
         prepared = Prepared(await served.encode(text), structure, None)
     else:

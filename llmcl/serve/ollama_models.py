@@ -24,6 +24,7 @@ from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 from llmcl.serve.thoughts import thinks
 from llmcl.serve.tool_families import knows_tools
+from llmcl.tokenizer.infill_tokens import infill_tokens
 
 VERSION = "0.12.11"  # the version whose API this is: clients refuse older ones
 _LATEST = ":latest"
@@ -91,6 +92,7 @@ def capabilities(served: Served) -> list[str]:
     """Returns the abilities in Ollama's words."""
     template = served.tokenizer.chat_template
     abilities = {"completion": True, "tools": knows_tools(template), "thinking": thinks(template)}
+    abilities["insert"] = not infill_tokens(served.tokenizer).missing
     return [name for name, is_there in abilities.items() if is_there]
 
 

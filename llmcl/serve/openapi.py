@@ -164,6 +164,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 **_MATCHED,
                 "prompt": _PROMPT,
                 "echo": _FLAG,
+                "suffix": _or_null("string"),
                 "logprobs": _or_null("integer", minimum=0, maximum=MAX_TOP),
             },
             "prompt",
@@ -236,6 +237,25 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         "A conversation as the text that the model reads.",
         _object({"messages": _MESSAGES, "chat_template_kwargs": _VARIABLES, **_ENDING}, "messages"),
         _object({"prompt": _TEXT}, "prompt"),
+    ),
+    "/infill": (
+        "The text between a prefix and a suffix, as llama-server has it.",
+        _object(
+            {
+                **_SAMPLING,
+                **_MATCHED,
+                "input_prefix": _TEXT,
+                "input_suffix": _TEXT,
+                "input_extra": {"oneOf": [{"type": "null"}, _list(_object({"filename": _TEXT, "text": _TEXT}))]},
+                "prompt": _or_null("string"),
+                "n_predict": {"oneOf": [{"const": 0}, *_COUNT["oneOf"]]},
+                "stop": _STOPS,
+                "stream": _FLAG,
+            },
+            "input_prefix",
+            "input_suffix",
+        ),
+        _object({"content": _TEXT, "stop": {"type": "boolean"}}, "content", "stop"),
     ),
     **ollama_schemas.bodies(_SAMPLING, _MESSAGE, _tools("function", "parameters", nested=True)),
 }

@@ -28,6 +28,7 @@ from llmcl.errors import (
     shown,
 )
 from llmcl.tokenizer import chat_template, gguf_tokenizer
+from llmcl.tokenizer.infill_tokens import gguf_infill_ids
 from llmcl.tokenizer.least_tokens import LeastTokens
 from llmcl.tokenizer.library import refusing
 from llmcl.tokenizer.text import Detokenizer
@@ -63,6 +64,7 @@ class Tokenizer:
         chat_template: str | None = None,
         special_tokens: Mapping[str, str] | None = None,
         same_as: Mapping[int, int] | None = None,
+        infill_ids: Mapping[str, int] | None = None,
     ) -> None:
         """Wraps a `tokenizers` object.
 
@@ -74,6 +76,7 @@ class Tokenizer:
             chat_template: Jinja source, None if the model has none.
             special_tokens: texts by name, such as "bos_token", for the chat template.
             same_as: id -> the id with the same text that encoding returns.
+            infill_ids: tokens for infilling that the checkpoint names, by part (infill_tokens.py).
 
         Raises:
             CheckpointError: the tokenizer has ids without an embedding.
@@ -88,6 +91,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self._special_tokens = dict(special_tokens or {})
         self._same_as = dict(same_as or {})
+        self.infill_ids = dict(infill_ids or {})
         self._token_bytes = TokenBytes(backend, self._same_as)
         n_tokens = backend.get_vocab_size(with_added_tokens=True)
         self.n_vocab: int = min(n_tokens, vocab_size)
@@ -197,6 +201,11 @@ class Tokenizer:
     def token(self, token_id: int) -> str | None:
         """Returns a token as written in the vocabulary; None for an unknown id."""
         return self._backend.id_to_token(self._same_as.get(token_id, token_id))
+
+    def id_of(self, token: str) -> int | None:
+        """Returns the id of a token as written in the vocabulary; None if the model does not have the token."""
+        token_id = self._backend.token_to_id(token)
+        return token_id if token_id is not None and token_id < self._vocab_size else None
 
     def token_bytes(self, token_id: int) -> bytes:
         """Returns a token's UTF-8 bytes, possibly part of a character. Empty for special tokens and unknown ids."""
@@ -397,6 +406,7 @@ def _from_gguf(metadata: Mapping[str, Any], config: ModelConfig) -> Tokenizer:
             name: tokens[index] for name, index in ids.items() if index is not None and 0 <= index < len(tokens)
         },
         same_as=gguf_tokenizer.repeated(tokens),
+        infill_ids=gguf_infill_ids(metadata, min(len(tokens), config.vocab_size)),
     )
 
 
