@@ -21,10 +21,12 @@ from llmcl.kernels.common.ragged_step import Cut, RaggedStep
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.kernels.cpu.linear import has_wide_registers
 from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
-SUMS = 24  # vectors of sums that fit beside the operands in 32 vector registers
+SUMS, NARROW_SUMS = 24, 4  # vectors of 16 sums that fit beside the operands in 32 registers with 512 bits, 16 with 256
+NARROW_BLOCK_N = 32
 PAIRED = "bf16x2"  # keys and values rounded to bfloat16, two per word: see cpu/pair_cache.cl
 # By dot product form (1: 32 registers with 512 bits, 2: 16 with 256): vectors of sums, and keys per step.
 PAIRED_SUMS = {1: SUMS, 2: 6}
@@ -45,6 +47,10 @@ def tile_constants(rows: int, block_n: int, dv_tile: int, sums: int = SUMS) -> d
 
 def _rows_in_registers(rows: int, vectors: int, sums: int) -> int:
     return largest_divisor(rows, max(1, sums // vectors))
+
+
+def _sums(device: Device) -> int:
+    return SUMS if has_wide_registers(device) else NARROW_SUMS
 
 
 def dv_tile_for(head_dim: int, rows: int, sums: int = SUMS) -> int:
@@ -77,7 +83,8 @@ class CpuAttentionDecode(AttentionDecode):
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
         rows = shape.group_size
-        constants = tile_constants(rows, block_n, dv_tile_for(shape.head_dim, rows))
+        sums = _sums(device)
+        constants = tile_constants(rows, block_n, dv_tile_for(shape.head_dim, rows, sums), sums)
         return constants | _dot_constant(device, shape), 1
 
 
@@ -126,9 +133,10 @@ class CpuAttentionPrefill(AttentionPrefill):
         return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
-        # 6 rows by 4 vectors if operands are widened, else 4 by 4 (notes/cpu.md).
+        # 6 rows by 4 vectors if operands are widened, else 4 by 4; 2 by 2 in narrow registers (notes/cpu.md).
         rows, keys = 16 if dtype in ("float32", PAIRED) else 12, 64 if head_dim <= 128 else 32
-        sums = SUMS
+        sums = _sums(device)
+        keys = keys if has_wide_registers(device) else NARROW_BLOCK_N
         if dtype == PAIRED:
             sums, keys = PAIRED_SUMS[bf16_dot_form(device)], min(keys, PAIRED_BLOCK_N[bf16_dot_form(device)])
         block_m, block_n = request.block_m or largest_divisor(request.q_block or rows, rows), request.block_n or keys

@@ -5,8 +5,15 @@
 #error "cpu/dot_probe.cl needs the build constants WIDTH, DOT"
 #endif
 #if WIDTH == 4
+#define DOT_LARGEST 255
 #include "cpu/dot4.cl"
-#define DOT_OF_LANES dot4
+inline int16 sum_of_4(int16 sum, const uint16 w, const int x) {
+    short32 pairs;
+    add4(&sum, &pairs, w, x, true, true);
+    const char4 numbers = as_char4(x);
+    return DOT_IS_SIGNED ? sum + 128 * (numbers.x + numbers.y + numbers.z + numbers.w) : sum;
+}
+#define DOT_OF_LANES sum_of_4
 typedef int16 sums_t;
 #else
 #include "cpu/dot2.cl"

@@ -46,30 +46,33 @@ def _bfloat16(rng: np.random.Generator) -> tuple[Any, Any, Any]:
     return *stored, np.einsum("jrk,jk->r", w, x).astype(np.float32)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class DotProduct:
     """An instruction that sums `width` products in each lane."""
 
-    name: str  # mnemonic
+    name: str
     width: int
-    flag: str  # CPU feature flag, in Linux's spelling
-    forms: tuple[int, ...]  # values for build constant DOT, fastest first
+    forms: dict[int, str]  # values for build constant DOT, fastest first: their CPU feature flags in Linux's spelling
     case: Callable[[np.random.Generator], tuple[Any, Any, Any]]  # random (w, x, sums [16]) for cpu/dot_probe.cl
 
 
-INTRINSIC = 1  # LLVM's intrinsic; the remaining forms are inline assembly
-INT8 = DotProduct("vpdpbusd", 4, "avx512_vnni", forms=(INTRINSIC, 2, 3), case=_bytes)  # kernels/cpu/dot4.cl
-BFLOAT16 = DotProduct("vdpbf16ps", 2, "avx512_bf16", forms=(INTRINSIC, 2), case=_bfloat16)  # kernels/cpu/dot2.cl
+INTRINSIC, AVX_VNNI, AVX2_INTRINSIC, AVX2 = 1, 4, 5, 6  # 1 and 5 are LLVM's intrinsics, other forms inline assembly
+_INT8_FORMS = dict.fromkeys((INTRINSIC, 2, 3), "avx512_vnni") | {AVX_VNNI: "avx_vnni"}
+_INT8_FORMS |= dict.fromkeys((AVX2_INTRINSIC, AVX2), "avx2")
+INT8 = DotProduct("int8", 4, _INT8_FORMS, case=_bytes)  # kernels/cpu/dot4.cl
+_BFLOAT16_FORMS = dict.fromkeys((INTRINSIC, 2), "avx512_bf16")
+BFLOAT16 = DotProduct("bfloat16", 2, _BFLOAT16_FORMS, case=_bfloat16)  # kernels/cpu/dot2.cl
 
 
 def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
     """Returns the fastest right form for a dot product on a CPU device, or NONE."""
     from llmcl.runtime.program import read_source
 
-    if platform.machine().lower() not in ("x86_64", "amd64") or not _may_have(wanted.flag):
+    forms = [form for form, flag in wanted.forms.items() if _may_have(flag)]
+    if platform.machine().lower() not in ("x86_64", "amd64") or not forms:
         return NONE
-    # PoCL aborts at an intrinsic unknown to its LLVM for the processor, so the intrinsic is tried last there.
-    forms = sorted(wanted.forms, key=lambda form: entry.fact("is_pocl") and form == INTRINSIC)
+    if entry.fact("is_pocl"):  # aborts at an intrinsic unknown to its LLVM for the processor: assembly is tried first
+        forms.sort(key=lambda form: (wanted.forms[form] == "avx2", form in (INTRINSIC, AVX2_INTRINSIC)))
 
     def answer() -> tuple[str, float]:
         lasts_s = math.inf

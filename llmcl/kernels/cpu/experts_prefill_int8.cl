@@ -3,7 +3,7 @@
 //
 // Index space: (parts, blocks), local size 1; part g of G takes its expert's tiles U g / G .. U (g + 1) / G, TILE_COLS
 // at once; the expert has U tiles. 12, 10, 8, 6, 4 or 2 tokens are computed at once (cpu/packed_product.cl), TILE_TOKENS at most.
-// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, DOT > 0, TILE_TOKENS (8 or 12),
+// Build: WEIGHT, K, N (both multiples of 16), N_EXPERTS, EXPERT_TILES, SLOTS, EPILOGUE, GATE, DOT > 0, TILE_TOKENS (6, 8 or 12),
 // TILE_COLS (1; 2 with SWIGLU).
 #if !defined(WEIGHT) || !defined(K) || !defined(N) || !defined(N_EXPERTS) || !defined(EXPERT_TILES) || !defined(SLOTS) || \
     !defined(EPILOGUE) || !defined(DOT) || !defined(TILE_TOKENS) || !defined(TILE_COLS)
@@ -72,8 +72,11 @@ void experts_prefill(__global const uchar* weight, __global const int* x, __glob
             else if (n - t > 8) SLOTS_AT_ONCE(10);
             else
 #endif
+#if TILE_TOKENS > 6
             if (n - t > 6) SLOTS_AT_ONCE(8);
-            else if (n - t > 4) SLOTS_AT_ONCE(6);
+            else
+#endif
+            if (n - t > 4) SLOTS_AT_ONCE(6);
             else if (n - t > 2) SLOTS_AT_ONCE(4);
             else SLOTS_AT_ONCE(2);
         }

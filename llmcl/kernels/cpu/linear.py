@@ -29,14 +29,15 @@ WIDE_TILE_TOKENS = {1: (16, 4), 2: (12, 4), 3: (8, 2), 4: (6, 2)}
 TILE_TOKENS = {1: (6, 2), 2: (3, 1)}
 GROUP_TOKENS = 48
 # By dot product form: tokens in an 8-bit tile, each with an integer and a float32 sum. 32 registers with 512 bits hold
-# them all. With 16 of 256 some sums are in memory, which still beats unpacking weights for fewer tokens.
-INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8}
+# them all. With 16 of 256 some sums are in memory, which still beats unpacking weights for fewer tokens; with AVX2
+# (5, 6) they hold the sums of pairs alone.
+INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8, 4: 8, 5: 6, 6: 6}
 # By dot product form: tokens in a bfloat16 tile with the sums in registers (32 with 512 bits, or 16 with 256); 16
 # divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
 PACKED_GROUP_TOKENS = 96  # per work-group with packed activations: a multiple of every tile size
 # (tile tokens, tail step) for steps with few tokens: padding up to the step is wasted work and counts more here.
-INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2)}
+INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2), 4: (8, 2), 5: (4, 1), 6: (4, 1)}
 BF16_FEW_TOKENS = {1: (8, 2), 2: (6, 6)}
 LEAST_UNITS = 512  # decode products with fewer units share a piece size (cpu/unit.cl), and so their program
 
@@ -254,8 +255,13 @@ def _dot_constants(product: Product, layout: DotProductLayout) -> dict[str, Any]
     }
 
 
+def has_wide_registers(device: Device) -> bool:
+    """Whether the processor has 32 vector registers with 512 bits, not 16 with 256."""
+    return device.entry.device.native_vector_width_float >= TILE_ROWS
+
+
 def float_constants(device: Device, n_tiles: int, at_once: int) -> dict[str, int]:
     """Build constants for cpu/token_product.cl. at_once: 2 if gate and up tiles alternate."""
-    tokens = WIDE_TILE_TOKENS if device.entry.device.native_vector_width_float >= TILE_ROWS else TILE_TOKENS
+    tokens = WIDE_TILE_TOKENS if has_wide_registers(device) else TILE_TOKENS
     columns = max(n for n in tokens if n_tiles % n == 0 and n % at_once == 0)
     return {"TILE_COLS": columns, "TILE_TOKENS": tokens[columns][0], "TAIL_TOKENS": tokens[columns][1]}

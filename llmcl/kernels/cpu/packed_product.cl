@@ -29,6 +29,7 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS 
         const scales16 s = load_scales(tile, g);
         PREFETCH_ALL(tile + TILE_SIZE + GROUP_AT(g), GROUP_BYTES);
         int16 a[TILE_TOKENS];
+        short32 pairs[TILE_TOKENS];
 #if WEIGHT_IS(q6_k)
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
@@ -38,7 +39,8 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS 
             for (int j = 0; j < 4; ++j) {
                 const uint16 w = columns4(q, 4 * h + j);
 #pragma unroll
-                for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, NUMBERS_OF(i, g)[4 * h + j]);
+                for (int i = 0; i < rows; ++i)
+                    add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[4 * h + j], j % DOT_CHUNK == 0, j % DOT_CHUNK == DOT_CHUNK - 1);
             }
 #pragma unroll
             for (int i = 0; i < rows; ++i)
@@ -46,12 +48,13 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS 
         }
 #else
 #pragma unroll
-        for (int i = 0; i < rows; ++i) a[i] = (int16)(OFFSET ? RECORD_OF(i, g, 1) : 0);
+        for (int i = 0; i < rows; ++i) a[i] = (int16)(OFFSET && !DOT_IS_SIGNED ? RECORD_OF(i, g, 1) : 0);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const uint16 w = columns4(q, (j & 1) * 4 + j / 2);  // both nibbles of a vector in turn
 #pragma unroll
-            for (int i = 0; i < rows; ++i) a[i] = dot4(a[i], w, NUMBERS_OF(i, g)[(j & 1) * 4 + j / 2]);
+            for (int i = 0; i < rows; ++i)
+                add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[(j & 1) * 4 + j / 2], j % DOT_CHUNK == 0, j % DOT_CHUNK == DOT_CHUNK - 1);
         }
 #pragma unroll
         for (int i = 0; i < rows; ++i) {

@@ -23,6 +23,7 @@ inline float16 key_scales(__global const kv_t* tile, const int group) {
 #define AT_ONCE 1  // keys per output step
 
 #if DOT
+#define DOT_LARGEST 255
 #include "cpu/dot4.cl"
 
 inline void round_queries(attention_state* state) {
@@ -52,14 +53,15 @@ inline void add_scores(const attention_state* state, __global const kv_t* k, con
         for (int r = 0; r < SCORE_ROWS; ++r) sum[r] = s[r][t];
         for (int g = 0; g < KV_GROUPS; ++g) {
             int16 products[SCORE_ROWS];
+            short32 pairs;
 #pragma unroll
-            for (int r = 0; r < SCORE_ROWS; ++r) products[r] = (int16)(state->offset[r0 + r][g]);
+            for (int r = 0; r < SCORE_ROWS; ++r) products[r] = (int16)(DOT_IS_SIGNED ? 0 : state->offset[r0 + r][g]);
 #pragma unroll
             for (int j = 0; j < 8; ++j) {
                 const uint16 key = key_bytes(k, g, j);
 #pragma unroll
                 for (int r = 0; r < SCORE_ROWS; ++r)
-                    products[r] = dot4(products[r], key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j]);
+                    add4(&products[r], &pairs, key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j], true, true);
             }
             const float16 d = key_scales(k, g);
 #pragma unroll

@@ -75,6 +75,7 @@ inline scales16 load_scales(__global const uchar* tile, const int g) {
 }
 
 #if DOT
+#define DOT_LARGEST (WEIGHT_IS(q8_0) ? 255 : WEIGHT_IS(q6_k) ? 63 : HAS_FIFTH_BIT ? 31 : WEIGHT_IS(mxfp4) ? 24 : 15)
 #include "cpu/dot4.cl"
 #include "cpu/quantize_group.cl"
 
@@ -98,11 +99,13 @@ inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) 
     for (int g = 0; g < K / 32; ++g, xq += 8) {
         __global const uchar* q = tile + GROUP_AT(g) + SCALE_BYTES;
         const float4 record = x->group[g];
-        int16 a = (int16)(as_int(record.y)), b = (int16)(as_int(record.z));
+        int16 a = (int16)(DOT_IS_SIGNED ? 0 : as_int(record.y)), b = (int16)(DOT_IS_SIGNED ? 0 : as_int(record.z));
+        short32 in_a, in_b;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            a = dot4(a, columns4(q, j), xq[j]);
-            b = dot4(b, columns4(q, j + 4), xq[j + 4]);
+            const bool first = j % DOT_CHUNK == 0, last = j == 3 || j % DOT_CHUNK == DOT_CHUNK - 1;
+            add4(&a, &in_a, columns4(q, j), xq[j], first, last);
+            add4(&b, &in_b, columns4(q, j + 4), xq[j + 4], first, last);
         }
         const scales16 s = load_scales(tile, g);
 #if WEIGHT_IS(q6_k)
