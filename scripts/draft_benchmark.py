@@ -19,16 +19,17 @@ import numpy as np
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
-from llmcl.engine.draft_length import FixedLength
-from llmcl.engine.drafters import DraftModel
 from llmcl.engine.llm import LLM
 from llmcl.engine.loading import load_random
-from llmcl.engine.speculation import NO_SPECULATION, Drafting
+from llmcl.engine.speculation import NO_SPECULATION
 from llmcl.errors import UsageError
 from llmcl.kernels.common.dtype import TILE_ROWS, is_16_bit
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.random_shapes import RANDOM_SHAPES
 from llmcl.runtime.device import Device
+from llmcl.speculation.draft_length import FixedLength
+from llmcl.speculation.drafters import DraftModel
+from llmcl.speculation.drafting import Drafting
 from llmcl.tools.markdown import row, table
 
 SIGNS = 128  # columns of an embedding that are not 0, at most: two rows agree in half of them, give or take some

@@ -43,7 +43,7 @@ FILES_A_PROCESS = 14
 LONGEST = [
     "tests/engine/test_llm.py",
     "tests/kernels/test_persistent_step.py",
-    "tests/engine/test_speculation.py",
+    "tests/speculation/test_speculation.py",
     "tests/models/test_families.py",
     "tests/kernels/test_experts.py",
     "tests/kernels/test_linear_few_rows.py",

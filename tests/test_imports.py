@@ -24,6 +24,7 @@ ROOMS = (
     "ops",
     "attention",
     "models",
+    "speculation",
     "engine",
     "convert",
     "tools",

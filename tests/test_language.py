@@ -31,7 +31,7 @@ OF_ABOVE: dict[str, int] = {}
 FIELDS_ABOVE: dict[str, int] = {}
 LOCALS_ABOVE: dict[str, int] = {
     "cli": 1,
-    "engine": 12,
+    "engine": 7,
     "reference": 2,
     "tools": 1,
 }

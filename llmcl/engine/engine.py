@@ -18,7 +18,7 @@ from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.prompts import are_prompts, is_chat
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
-from llmcl.engine.speculation import NO_SPECULATION, Speculation
+from llmcl.engine.speculation import MakeDrafts, NoDrafts
 from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.engine.step_loop import Batch, StepLoop
 from llmcl.engine.worker import Answering, End, Worker, nothing
@@ -109,10 +109,10 @@ class Engine:
         max_step_tokens: int | None,
         *,
         wait: bool,
-        speculation: Callable[[B], Speculation] = lambda batch: NO_SPECULATION,
-        leave: Callable[[B, Speculation], None] = lambda batch, speculation: None,
+        drafts_on: Callable[[B], MakeDrafts] = lambda batch: NoDrafts,
+        leave: Callable[[B, MakeDrafts], None] = lambda batch, make_drafts: None,
     ):
-        """leave: called with batch and speculation when the engine has ended, unless the device failed."""
+        """leave: called with batch and drafts when the engine has ended, unless the device failed."""
         self._llm = llm
         made: list[tuple[int, Worker]] = []  # not `self`: the lease may live until the process ends
         name, vocab_size = llm.model_name, llm.model.config.vocab_size
@@ -126,7 +126,7 @@ class Engine:
                 beside = tokens_beside if on_cpu and not batch.cell_tokens else None
                 of_prompts = 0 if on_cpu else batch.max_rows
                 rows = max(batch.max_sequences + batch.cell_tokens, STEP_TOKENS if on_cpu else STEP_TOKENS_GPU)
-            drafts = speculation(batch)
+            make_drafts = drafts_on(batch)
             scheduler = Scheduler(
                 batch.cache,
                 batch.max_sequences,
@@ -135,7 +135,8 @@ class Engine:
                 max_prompt_tokens=of_prompts,
                 tokens_beside=beside,
             )
-            worker = Worker(StepLoop(batch, scheduler, drafts), name, vocab_size, partial(leave, batch, drafts))
+            loop = StepLoop(batch, scheduler, make_drafts())
+            worker = Worker(loop, name, vocab_size, partial(leave, batch, make_drafts))
             made.append((scheduler.max_context, worker))
             return _until_closed(worker)
 

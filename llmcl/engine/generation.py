@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from llmcl.engine.logits_processor import LogitsProcessor, process_logits
-from llmcl.engine.no_token import why_no_token
 from llmcl.engine.prompts import is_list
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
@@ -24,6 +23,7 @@ from llmcl.errors import (
 from llmcl.grammar import Grammar, Matcher
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
+from llmcl.models.no_token import why_no_token
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import WHOLE, SamplingParams

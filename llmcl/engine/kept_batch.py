@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from llmcl.engine.speculation import Speculation
+from llmcl.engine.speculation import MakeDrafts
 from llmcl.models.batch import Batch
 
 
@@ -35,7 +35,7 @@ class ReadyBatch:
 
     sizes: BatchSizes
     batch: Batch
-    speculation: Speculation
+    make_drafts: MakeDrafts
 
 
 class KeptBatch:

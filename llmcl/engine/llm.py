@@ -13,9 +13,8 @@ from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine,
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
-from llmcl.engine.no_token import check_logits
 from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
-from llmcl.engine.speculation import NO_SPECULATION, Speculation
+from llmcl.engine.speculation import NO_SPECULATION, MakeDrafts, NoDrafts, Speculation
 from llmcl.engine.speed_tests import SpeedTests
 from llmcl.engine.text_scores import TextScores
 from llmcl.errors import (
@@ -30,6 +29,7 @@ from llmcl.errors import (
 from llmcl.grammar import CompiledGrammar, Grammars
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.model import Model
+from llmcl.models.no_token import check_logits
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb, check_alternatives
 from llmcl.progress import Progress
@@ -60,7 +60,7 @@ class LLM(PromptReader, SpeedTests):
         self.max_context = model.cache.max_context
         self.load_ms = 0.0
         self.sampling_defaults: dict[str, float] = {}  # the checkpoint's recommendation; used by `llmcl chat`
-        self.speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
+        self.speculation: Speculation = NO_SPECULATION  # how an answer's tokens are computed; `load` sets it
         self.leases = Leases(name)
         self._grammars: Grammars | None = None
         self._scores: TextScores | None = None
@@ -274,24 +274,18 @@ class LLM(PromptReader, SpeedTests):
                 max_rows=sizes.max_rows,
             )
 
-        def speculation(batch: Batch) -> Speculation:
+        def drafts_on(batch: Batch) -> MakeDrafts:
             if ready is not None:
-                return ready.speculation
-            return NO_SPECULATION if sizes.invariant else self._speculation_on(batch, progress)
+                return ready.make_drafts
+            return NoDrafts if sizes.invariant else self.speculation.on(batch, progress)
 
-        def leave(batch: Batch, speculation: Speculation) -> None:
+        def leave(batch: Batch, make_drafts: MakeDrafts) -> None:
             nonlocal ready
             if keep or ready is not None:
-                self._kept.keep(ready or ReadyBatch(sizes, batch, speculation))
+                self._kept.keep(ready or ReadyBatch(sizes, batch, make_drafts))
             ready = None
 
-        return Engine(self, make, sizes.max_rows, wait=wait, speculation=speculation, leave=leave)
-
-    def _speculation_on(self, batch: Batch, progress: Progress | None) -> Speculation:
-        speculation = self.speculation.on(batch.model, progress)
-        if speculation.for_several[0] is not None and batch.max_sequences > 1:
-            batch.prepare_drafts(progress)
-        return speculation
+        return Engine(self, make, sizes.max_rows, wait=wait, drafts_on=drafts_on, leave=leave)
 
     def _stream_each(
         self, prompt: Any, n: int | None, options: dict[str, Any], wait: bool, progress: Progress | None

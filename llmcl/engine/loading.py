@@ -14,9 +14,8 @@ from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.quantize import check_quantize
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
-from llmcl.engine.drafters import DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
-from llmcl.engine.speculation import Drafting
+from llmcl.engine.speculation import speculation_with
 from llmcl.errors import UnsupportedModelError, UsageError, check_flags, check_function, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.table import check_only_kernels
@@ -181,7 +180,7 @@ def load(
         llm.tokenizer = tokenizer.result()
         llm.sampling_defaults = sampling_defaults(checkpoint)
     if prompt_lookup:
-        llm.speculation = Drafting(llm.model, PromptLookup(), progress=progress)
+        llm.speculation = speculation_with(llm.model, None, progress)
     elif draft_model is not None:
         draft = load(
             draft_model,
@@ -193,7 +192,9 @@ def load(
             progress=progress,
         )
         _check_verifies(draft.config, draft_model)
-        llm.speculation = Drafting(llm.model, draft_model_of(llm, draft), progress=progress)
+        if llm.has_tokenizer and draft.has_tokenizer:
+            _check_same_tokens(llm, draft)
+        llm.speculation = speculation_with(llm.model, draft.model, progress)
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
 
@@ -252,14 +253,8 @@ def _check_verifies(config: ModelConfig, model: str) -> None:
         )
 
 
-def draft_model_of(llm: LLM, draft: LLM) -> DraftModel:
-    """Returns a drafter for `llm` with the model of `draft`. Raises UsageError if the vocabularies differ."""
-    if llm.has_tokenizer and draft.has_tokenizer:
-        _check_same_tokens(llm, draft)
-    return DraftModel(draft.model, llm.config.vocab_size)
-
-
 def _check_same_tokens(llm: LLM, draft: LLM) -> None:
+    """Raises UsageError if the vocabularies differ."""
     own, other = llm.tokenizer, draft.tokenizer
     if (token := own.differing_token(other)) is not None:
         raise UsageError(

@@ -19,8 +19,7 @@ from llmcl.engine.logits_processor import LogitsProcessor
 from llmcl.errors import UsageError, counted
 from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
-from llmcl.models.sequence import SequenceState
-from llmcl.models.verification import StepCount
+from llmcl.models.sequence import SequenceState, StepCount
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 

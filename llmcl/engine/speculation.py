@@ -1,22 +1,15 @@
-"""Speculative decoding for one sequence: a drafter guesses tokens, and the model verifies several in one step if it
-pays.
-"""
+"""The hook for speculative decoding: what the token loops ask of `llmcl/speculation/`, and the answers without it."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from llmcl.engine.draft_length import FIRST_LENGTH, DraftLength
-from llmcl.engine.drafters import Drafter
-from llmcl.engine.no_token import why_no_token
-from llmcl.engine.step_clock import StepClock
-from llmcl.engine.watched_draft import WatchedDraft
-from llmcl.errors import DeviceError
+from llmcl.engine.scheduler import Job, Plan
 from llmcl.grammar import Matcher
+from llmcl.models.batch import Batch
 from llmcl.models.model import Model
-from llmcl.models.sequence import SequenceState
-from llmcl.models.verification import StepCount, Verification
+from llmcl.models.sequence import SequenceState, StepCount
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 
@@ -24,22 +17,47 @@ Sampled = Callable[[], list[int]]
 """Waits for the tokens that a step sampled."""
 
 
-class Speculation:
-    """Computes a sequence's next tokens. The base class drafts nothing: each step computes one token.
-
-    looks_ahead: whether the next step can be enqueued before its input token has been read. counted: steps that
-    verified a draft.
-    """
-
-    looks_ahead = True
-    counted = StepCount()
+class StepDrafts(Protocol):
+    """Drafts in an engine's steps, as long as the engine is open."""
 
     @property
-    def for_several(self) -> tuple[Drafter | None, DraftLength | None]:
-        """Returns the drafter for several sequences per step, if supported, and the draft length (see
-        `TogetherSteps`).
+    def must_be_read(self) -> bool:
+        """Returns whether the running step must be read before the next one is planned."""
+        ...
+
+    def give_back(self) -> None:
+        """Frees pages that only rejected rows used. Called before a step is planned."""
+
+    def enqueue(self, plan: Plan) -> tuple[list[int], Callable[[], list[list[int]]]] | None:
+        """Enqueues the plan's step with drafts, if they pay. Returns the rows per job and a function that waits for the
+        tokens per job. None: the caller enqueues the step.
         """
-        return None, None
+        ...
+
+    def decoded(self, plan: Plan, wait: Sampled) -> Sampled:
+        """Records a step without drafts. wait: returns the sampled tokens."""
+        ...
+
+    def push(self, job: Job, token: int) -> None:
+        """Records a token that was read."""
+
+
+MakeDrafts = Callable[[], StepDrafts]
+"""Makes the drafts for a batch's steps: called once per engine."""
+
+
+class Speculation(Protocol):
+    """Computes a sequence's next tokens with drafts."""
+
+    @property
+    def looks_ahead(self) -> bool:
+        """Returns whether the next step can be enqueued before its input token has been read."""
+        ...
+
+    @property
+    def counted(self) -> StepCount:
+        """Returns the steps that verified a draft."""
+        ...
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
         """Begins an answer to `prompt`. Tokens are sampled with params, seed included."""
@@ -52,104 +70,78 @@ class Speculation:
 
         unread: tokens sampled but not read yet, 0 or 1.
         """
-        return []
+        ...
 
-    def verify(
-        self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
-    ) -> Sampled:
-        """Runs `Verification.verify`. checked: the returned function raises DeviceError if no token can be chosen.
+    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
+        """Runs a step that verifies the draft. The returned function raises DeviceError if no token can be chosen.
 
         matcher: has accepted the last sampled token and allows the draft. It restricts all sampled tokens.
         """
-        raise NotImplementedError
+        ...
 
     def decoded(self, sampled: Sampled) -> Sampled:
         """Records a step without a draft. sampled: waits for the token."""
-        return sampled
+        ...
 
-    def on(self, model: Model, progress: Progress | None = None) -> Speculation:
-        """Returns a copy for another model with the same weights (a batch's), while the current one is idle."""
-        return self
-
-
-NO_SPECULATION = Speculation()
+    def on(self, batch: Batch, progress: Progress | None = None) -> MakeDrafts:
+        """Prepares drafts for a batch's steps."""
+        ...
 
 
-class Drafting(Speculation):
-    """Speculative decoding: the drafter guesses, the model verifies.
+class NoDrafts:
+    """Steps without drafts."""
 
-    length: how many tokens to draft. None: decided from measured costs and gains.
-    """
+    must_be_read = False
 
-    def __init__(
-        self, model: Model, drafter: Drafter, length: DraftLength | None = None, progress: Progress | None = None
-    ):
-        self._drafter = drafter
-        self._verification = Verification(model, progress)
-        self._given_length = length
-        self._length = length or DraftLength(self._verification.max_draft, watches=drafter.is_free)
-        self._watched = WatchedDraft(self._length.watched)
-        self._clock = StepClock()
-        self._started_s = 0.0
+    def give_back(self) -> None:
+        pass
 
-    @property
-    def counted(self) -> StepCount:  # type: ignore[override]
-        return self._verification.counted
+    def enqueue(self, plan: Plan) -> None:
+        return None
 
-    @property
-    def looks_ahead(self) -> bool:  # type: ignore[override]
-        return self._drafter.is_free or self._length.paused
+    def decoded(self, plan: Plan, wait: Sampled) -> Sampled:
+        return wait
 
-    @property
-    def for_several(self) -> tuple[Drafter | None, DraftLength | None]:
-        return (None if self._drafter.another() is None else self._drafter), self._given_length
+    def push(self, job: Job, token: int) -> None:
+        pass
 
-    def on(self, model: Model, progress: Progress | None = None) -> Drafting:
-        return Drafting(model, self._drafter, self._given_length, progress)
+
+class NoSpeculation:
+    """Each step computes one token."""
+
+    looks_ahead = True
+    counted = StepCount()
 
     def begin(self, prompt: Sequence[int], params: SamplingParams) -> None:
-        self._drafter.begin(prompt, params)
-        self._verification.configure(params)
-        self._length.begin()
-        self._watched.forget()
+        pass
 
     def push(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self._drafter.push(token)
-            self._watched.push(token)
+        pass
 
     def draft(self, unread: int, most: int) -> list[int]:
-        chosen = self._length.choose()
-        length = min(most, chosen)
-        if length > 0:
-            self._drafter.catch_up()
-        self._started_s = time.perf_counter()
-        draft = self._drafter.draft(unread, length) if length > 0 else []
-        if draft or not self._drafter.is_free:
-            self._watched.forget()
-        elif chosen == 0 and not self._watched:
-            self._watched.begin(self._drafter.draft(0, FIRST_LENGTH))
-        return draft
+        return []
 
-    def verify(
-        self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
-    ) -> Sampled:
-        verification, n_draft = self._verification, len(draft)
-        masks = None if matcher is None else lambda: matcher.masks_along(draft)
-        wait = self._clock.timed(
-            verification.verify(sequence, draft, masks),
-            self._started_s,
-            lambda tokens, seconds: self._length.verified(n_draft, len(tokens) - 1, seconds),
-        )
-
-        def sampled() -> list[int]:
-            tokens = wait()
-            if checked and not all(0 <= token < verification.model.config.vocab_size for token in tokens):
-                logits = verification.logits(len(tokens) - 1)
-                raise DeviceError(why_no_token(verification.model, sequence, logits))
-            return tokens
-
-        return sampled
+    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
+        raise NotImplementedError
 
     def decoded(self, sampled: Sampled) -> Sampled:
-        return self._clock.timed(sampled, self._started_s, lambda _, seconds: self._length.stepped(seconds))
+        return sampled
+
+    def on(self, batch: Batch, progress: Progress | None = None) -> MakeDrafts:
+        return NoDrafts
+
+
+NO_SPECULATION = NoSpeculation()
+
+
+def speculation_with(model: Model, draft_model: Model | None, progress: Progress | None = None) -> Speculation:
+    """Returns speculative decoding for `model`. draft_model: drafts; None: drafts come from prompt lookup.
+
+    Nothing else in the engine imports `llmcl/speculation/`.
+    """
+    from llmcl.speculation.drafters import DraftModel, PromptLookup
+    from llmcl.speculation.drafting import Drafting
+
+    vocab_size = model.config.vocab_size
+    drafter = PromptLookup() if draft_model is None else DraftModel(draft_model, vocab_size)
+    return Drafting(model, drafter, progress=progress)

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 from llmcl.errors import counted
 
 if TYPE_CHECKING:
-    from llmcl.models.verification import StepCount
+    from llmcl.models.sequence import StepCount
 
 Row = tuple[str, str | None, str]  # report row: label, value (None: left out), meaning
 _PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}

@@ -9,12 +9,10 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from llmcl.engine.alone import AloneSteps
 from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.logits_processor import process_logits
 from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
-from llmcl.engine.speculation import NO_SPECULATION, Speculation
-from llmcl.engine.together import TogetherSteps
+from llmcl.engine.speculation import NoDrafts, StepDrafts
 from llmcl.errors import LlmclError
 from llmcl.grammar import masks_of
 from llmcl.models.batch import PromptChunk
@@ -41,8 +39,6 @@ class Batch(Protocol):
     @property
     def reads_together(self) -> bool: ...  # False: a step holds decoding rows or one chunk, never both
     @property
-    def max_draft_rows(self) -> int: ...  # limit for a step that verifies drafts of several sequences; 0: not supported
-    @property
     def runs_ahead(self) -> bool: ...  # the next step should be enqueued before the last step's ids are read
     @property
     # 0, or cell size for invariant results: prompts are read in cells from the beginning, each cell in its own step,
@@ -66,16 +62,6 @@ class Batch(Protocol):
 
     def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
         """Restricts the next token of each sequence to a mask (see `LogitBias.allow`). None removes the restriction."""
-
-    def verify(
-        self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
-    ) -> Callable[[], list[int]]:
-        """Runs a verification step, made by `enqueue`, for a sequence that runs alone. Waits for the sampled tokens."""
-        ...
-
-    def verify_drafts(self, drafts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[list[int]]]:
-        """Verifies drafts, possibly empty, for several sequences in one step. Waits for the tokens."""
-        ...
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Enqueues the read of log-probabilities, right after sampling. The returned function waits."""
@@ -133,11 +119,10 @@ class StepLoop:
     device computes the step's logits, because logits depend on neither.
     """
 
-    def __init__(self, batch: Batch, scheduler: Scheduler, speculation: Speculation = NO_SPECULATION):
+    def __init__(self, batch: Batch, scheduler: Scheduler, drafts: StepDrafts | None = None):
         self._batch = batch
         self._scheduler = scheduler
-        self._alone = AloneSteps(batch, speculation)
-        self._together = TogetherSteps(batch, *speculation.for_several)
+        self._drafts = drafts or NoDrafts()
         self._readings: list[Reading | PromptReading] = []  # pending in the running step
         self._known: list[Sampled] = []
         self._failed: dict[Job, LlmclError] = {}
@@ -177,11 +162,10 @@ class StepLoop:
         enqueues the next step.
         """
         start = time.perf_counter()
-        if self._readings and (self._alone.must_be_read or self._together.must_be_read):
+        if self._readings and self._drafts.must_be_read:
             self._read_all()
             return self._known_since(start)
-        self._alone.give_back()
-        self._together.give_back()
+        self._drafts.give_back()
         plan = self._scheduler.plan()
         self._count(plan)
         enqueued = self._enqueue(plan)
@@ -242,7 +226,7 @@ class StepLoop:
                 chunks = [PromptChunk(_sequence(chunk.job), chunk.token_ids, chunk.is_last) for chunk in prefill]
                 jobs = [*decode, *(chunk.job for chunk in prefill if chunk.is_last)]
                 wait = batch.step([_sequence(job) for job in decode], chunks, self._masking(jobs))
-                wait = self._together.decoded(plan, wait)
+                wait = self._drafts.decoded(plan, wait)
                 if jobs:
                     readings.append(self._reading(jobs, wait))
         return readings
@@ -256,13 +240,10 @@ class StepLoop:
     def _drafted(self, plan: Plan) -> list[Reading]:
         """Enqueues the plan's step with drafts, if speculation handles it."""
         jobs = [*plan.decode]
-        alone = self._alone.enqueue(plan)
-        if alone is not None:
-            return [Reading(jobs, lambda: [alone.tokens()], lambda: [None], [alone.n_rows])]
-        together = self._together.enqueue(plan)
-        if together is None:
+        enqueued = self._drafts.enqueue(plan)
+        if enqueued is None:
             return []
-        n_rows, tokens = together
+        n_rows, tokens = enqueued
         return [Reading(jobs, tokens, lambda: [None] * len(jobs), n_rows)]
 
     def _reading(self, jobs: list[Job], wait: Callable[[], list[int]]) -> Reading:
@@ -327,7 +308,7 @@ class StepLoop:
         if not job.sampled and job.begun_ns is not None:
             self.metrics.prompt_s += (time.perf_counter_ns() - job.begun_ns) / 1e9
         job.sampled.append(token)
-        self._alone.push(job, token)
+        self._drafts.push(job, token)
         _append_inputs(job)
         if len(job.sampled) > job.n_given:  # otherwise the caller already has the token
             self._known.append(Sampled(job, token, logprob))

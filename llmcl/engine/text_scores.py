@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from llmcl.engine.no_token import check_scored
 from llmcl.models.model import Model
+from llmcl.models.no_token import check_scored
 from llmcl.models.scoring import Scoring
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.logprobs import LogProb

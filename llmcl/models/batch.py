@@ -16,7 +16,6 @@ from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, split_values, splits_of
 from llmcl.models.attention_ops import RowAttention
-from llmcl.models.batch_verification import BatchVerification
 from llmcl.models.blocks import AttentionBlock
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.layer_ops import PrefillOps
@@ -149,11 +148,10 @@ class Batch:
         self._decode = {rows: self._bind(rows) for rows in bounds}
         self.max_rows = max_rows  # per step
         self.reads_together = reads_together(model)  # False: a step holds decoding rows or one chunk, never both
-        self._ragged = bind_ragged(model, max_rows, self._ops) if self.reads_together else None
-        self._verification: BatchVerification | None = None
+        self.ragged = bind_ragged(model, max_rows, self.ops) if self.reads_together else None
         self._scoring: Scoring | None = None
         separate = [launch for bound in self._decode.values() for launch in bound.separate]
-        others = *(self._ragged.launches if self._ragged else ()), *self.sampler.every_launch
+        others = *(self.ragged.launches if self.ragged else ()), *self.sampler.every_launch
         for launch in (*separate, *others):
             launch.share_seldom_used()
         decode = [launch for bound in self._decode.values() for launch in bound.to_prepare]
@@ -220,7 +218,7 @@ class Batch:
             return self.decode(decode, before_sampling) if decode else list
         for chunk in chunks:
             self.model.check_tokens(chunk.sequence, chunk.token_ids)
-        if self._ragged is None:
+        if self.ragged is None:
             return self._step_in_turn(decode, chunks, before_sampling)
         if (n := len(decode) + sum(len(chunk.token_ids) for chunk in chunks)) > self.max_rows:
             raise UsageError(f"a step of {n} rows; expected at most {self.max_rows} (max_rows of make_batch)")
@@ -228,7 +226,7 @@ class Batch:
         for sequence in decode:
             self.cache.prepare(self.step_state, sequence, 1, self._places[sequence])
         for chunk in chunks:
-            self.cache.prepare(self._ragged.step, chunk.sequence, len(chunk.token_ids), self._places[chunk.sequence])
+            self.cache.prepare(self.ragged.step, chunk.sequence, len(chunk.token_ids), self._places[chunk.sequence])
         for sequence in decode:
             self._enter(sequence)
         runs = [Run(self._places[sequence], sequence.position) for sequence in decode]
@@ -245,7 +243,7 @@ class Batch:
                 self.step_state.write_sequence(place, sequence.position + len(chunk.token_ids) - 1, sequence.n_sampled)
         if sampled:
             self._begin_step(sampled)
-        self._ragged.run(self.model, runs, wanted)
+        self.ragged.run(self.model, runs, wanted)
         for chunk in chunks:
             chunk.sequence.token_ids.extend(chunk.token_ids)
             if chunk.is_last:
@@ -352,7 +350,7 @@ class Batch:
             return self.model.logprobs(sequences[0])
         return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
 
-    def _ops(self, max_rows: int, act: Activations) -> PrefillOps:
+    def ops(self, max_rows: int, act: Activations) -> PrefillOps:
         """Returns ops for up to max_rows rows, one per sequence."""
         model, shape = self.model, self.cache.shape
         # Each row adds work-groups, so more rows need fewer KV splits.
@@ -369,7 +367,7 @@ class Batch:
 
     def _bind(self, max_rows: int) -> BoundLaunches:
         model = self.model
-        ops = self._ops(max_rows, model.act)
+        ops = self.ops(max_rows, model.act)
         launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, model.act.logits)]
         listed = ListedStep(launches, self.step_state, self.max_context, max_rows)
         return BoundLaunches(model.device, listed, same_bits=self.invariant)
@@ -430,66 +428,35 @@ class Batch:
         return lambda: [wait()]
 
     def verify(
-        self, sequence: SequenceState, enqueue: Callable[[SequenceState], Callable[[], list[int]]]
-    ) -> Callable[[], list[int]]:
-        """Runs a verification step, made by `enqueue`, with several rows for a sequence that runs alone
-        (models/verification.py).
+        self, rows: Sequence[tuple[SequenceState, int]], enqueue: Callable[[], Callable[[], list[list[int]]]]
+    ) -> Callable[[], list[list[int]]]:
+        """Runs a step made by `enqueue` that verifies drafts: the hook for llmcl/speculation. rows: per sequence a row
+        for its last sampled token and a row per draft token. enqueue: returns a function that waits for the tokens per
+        sequence, the next input last.
 
-        The returned function waits for the sampled tokens. The last token is the next input.
+        A single sequence continues with the model's own step state, several with their slots and the state of ragged
+        steps. Raises OutOfDeviceMemoryError, before any row is computed, if the cache has too few pages.
         """
-        self._leave_others(sequence)
-        wait = cache(enqueue(sequence))
-        self._last[sequence] = lambda: wait()[-1]
+        if len(rows) == 1:
+            self._leave_others(rows[0][0])
+        else:
+            self._check_room([sequence for sequence, _ in rows])
+            for sequence, n in rows:
+                assert n == 1 or self.ragged is not None
+                state = self.step_state if n == 1 or self.ragged is None else self.ragged.step
+                self.cache.prepare(state, sequence, n, self._places[sequence])
+            for sequence, _ in rows:
+                self._enter(sequence)
+            if decode := [sequence for sequence, n in rows if n == 1]:
+                self._begin_step(decode)
+        wait = cache(enqueue())
+        for i, (sequence, _) in enumerate(rows):
+            self._last[sequence] = lambda i=i: wait()[i][-1]  # type: ignore[misc]
         return wait
 
-    def prepare_drafts(self, progress: Progress | None = None) -> None:
-        """Binds the launches for `verify_drafts` if steps can hold runs from several sequences."""
-        if self._ragged is not None and not self.invariant:
-            self._verification = BatchVerification(self.model, self._ragged.step, self.sampler, self._ops, progress)
-
-    @property
-    def max_draft_rows(self) -> int:
-        """Returns the row limit for `verify_drafts`, or 0 if it is not prepared or not supported."""
-        return 0 if self._verification is None else self._verification.max_rows
-
-    def verify_drafts(self, drafts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[list[int]]]:
-        """Verifies drafts for several sequences in one step: per sequence a row for its last sampled token and a row
-        per draft token. A draft may be empty. All rows together: at most max_draft_rows. The returned function waits
-        for the tokens per sequence: accepted draft tokens and one more. The caller appends the tokens now in the cache
-        to the sequences. The sequences must use neither a bias nor log-probabilities.
-
-        Raises OutOfDeviceMemoryError, before any row is computed, if the cache has too few pages.
-        """
-        verification, ragged = self._verification, self._ragged
-        assert verification is not None and ragged is not None
-        order = sorted(range(len(drafts)), key=lambda i: len(drafts[i][1]) > 0)
-        decode = [drafts[i][0] for i in order if not drafts[i][1]]
-        self._check_room([sequence for sequence, _ in drafts])
-        for sequence, draft in drafts:
-            state = ragged.step if draft else self.step_state
-            self.cache.prepare(state, sequence, 1 + len(draft), self._places[sequence])
-        for sequence, _ in drafts:
-            self._enter(sequence)
-        if decode:
-            self._begin_step(decode)
-        wait = verification.verify(
-            [
-                (self._places[sequence], sequence.position, draft, self._params[sequence])
-                for sequence, draft in (drafts[i] for i in order)
-            ]
-        )
-
-        @cache
-        def sampled() -> list[list[int]]:
-            tokens: list[list[int]] = [[] for _ in drafts]
-            for i, of_text in zip(order, wait(), strict=True):
-                tokens[i] = of_text
-                drafts[i][0].n_sampled += len(of_text)
-            return tokens
-
-        for i, (sequence, _) in enumerate(drafts):
-            self._last[sequence] = lambda i=i: sampled()[i][-1]  # type: ignore[misc]
-        return sampled
+    def slot(self, sequence: SequenceState) -> int:
+        """Returns the index of the sequence's record on the device."""
+        return self._places[sequence]
 
     def _leave_others(self, sequence: SequenceState) -> None:
         """Updates the model's own step state for a sequence that runs alone from now on."""

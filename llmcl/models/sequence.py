@@ -44,3 +44,15 @@ class Step:
     @property
     def n_tokens(self) -> int:
         return 1 if self.token_ids is None else len(self.token_ids)
+
+
+@dataclass(frozen=True)
+class StepCount:
+    """Counts verification steps, their rows, and the sampled tokens that were used."""
+
+    steps: int = 0
+    rows: int = 0
+    tokens: int = 0
+
+    def since(self, before: StepCount) -> StepCount:
+        return StepCount(self.steps - before.steps, self.rows - before.rows, self.tokens - before.tokens)

@@ -22,7 +22,6 @@ from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.memory import exact_queries
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
-from llmcl.models.verification import Verification
 from llmcl.models.weights import WeightTypes, load_weights, random_types, random_weights, stored_formats
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 from llmcl.ops.sample import SamplingParams
@@ -31,6 +30,7 @@ from llmcl.runtime.device_probe import PROBE
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.runtime.program import KernelSource, constant_text, read_source
 from llmcl.runtime.roofline import arithmetic_peak, read_bandwidth
+from llmcl.speculation.verification import Verification
 
 CONTEXT = 8192
 SEQUENCES, STEP_ROWS = 8, 256  # of a batch, and rows of a step with prompts

@@ -12,14 +12,15 @@ import pytest
 from helpers import random_weights, save_folder, small_config
 
 import llmcl
-from llmcl.engine.draft_length import FixedLength
-from llmcl.engine.drafters import Drafter, PromptLookup
 from llmcl.engine.llm import LLM
-from llmcl.engine.speculation import NO_SPECULATION, Drafting
+from llmcl.engine.speculation import NO_SPECULATION
 from llmcl.errors import UsageError
 from llmcl.grammar import Grammar
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.speculation.draft_length import FixedLength
+from llmcl.speculation.drafters import Drafter, PromptLookup
+from llmcl.speculation.drafting import Drafting
 
 EXPRESSION = "([a-f]{1,9}[0-9]{2} ){3,8}[.!]"
 SAMPLED: dict[str, Any] = {"temperature": 1.5, "seed": 5, "repeat_penalty": 1.1}

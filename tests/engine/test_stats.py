@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmcl.engine.stats import Recorder, report_so_far, summarize
-from llmcl.models.verification import StepCount
+from llmcl.models.sequence import StepCount
 
 TBT_FIELDS = ["mean", "std", "min", "p50", "p90", "p95", "p99", "max", "stalls"]
 MEASURED: dict[str, Any] = {  # besides the times of the tokens

@@ -27,10 +27,10 @@ from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.engine.llm import LLM
-from llmcl.engine.no_token import why_no_token
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.batch import make_batch
 from llmcl.models.kv_cache import kv_bytes_per_position
+from llmcl.models.no_token import why_no_token
 from llmcl.models.stack import why_separate
 from llmcl.ops.sample import SamplingParams
 

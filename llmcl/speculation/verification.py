@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -13,32 +13,20 @@ from llmcl.kernels.common.linear import FEW_ROWS, few_rows
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.models.attention_ops import ChunkAttention
 from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.draft_rows import DraftRows
 from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.model import Model
-from llmcl.models.sequence import SequenceState
+from llmcl.models.sequence import SequenceState, StepCount
 from llmcl.models.stack import head, stack
 from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 from llmcl.runtime.device import Device, Launch
+from llmcl.speculation.draft_rows import DraftRows
 
 MAX_ROWS = FEW_ROWS[1]
 
 
-@dataclass(frozen=True)
-class StepCount:
-    """Counts verification steps, their rows, and the sampled tokens that were used."""
-
-    steps: int = 0
-    rows: int = 0
-    tokens: int = 0
-
-    def since(self, before: StepCount) -> StepCount:
-        return StepCount(self.steps - before.steps, self.rows - before.rows, self.tokens - before.tokens)
-
-
 class Verification:
-    """Steps that verify draft tokens for one sequence (models/draft_rows.py), bound once for a model.
+    """Steps that verify draft tokens for one sequence (draft_rows.py), bound once for a model.
 
     max_draft: maximum draft length in tokens.
     """

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from statistics import median_low
 
-from llmcl.engine.draft_length import FIRST_LENGTH, LONGEST_PAUSE, RECENT
 from llmcl.kernels.common.linear import FEW_ROWS
+from llmcl.speculation.draft_length import FIRST_LENGTH, LONGEST_PAUSE, RECENT
 
 
 class DraftShares:

@@ -49,9 +49,9 @@ def why_no_token(
 
 
 def _logits(logits: np.ndarray) -> str:
-    for what, found in ("NaN", np.isnan(logits)), ("infinite", np.isposinf(logits)), ("-infinity", np.isneginf(logits)):
-        if found.any():
-            count = "all" if found.all() else f"{int(found.sum())} of"
+    for what, wrong in ("NaN", np.isnan(logits)), ("infinite", np.isposinf(logits)), ("-infinity", np.isneginf(logits)):
+        if wrong.any():
+            count = "all" if wrong.all() else f"{int(wrong.sum())} of"
             return f"{count} {logits.size} logits are {what}"
     return "the scores of the tokens overflow float32"
 
@@ -96,8 +96,8 @@ def _cached(model: Model, sequence: SequenceState) -> Iterator[dict[str, np.ndar
             continue
         keys = model.device.read(k, stored, (heads, shape.capacity // 16, dim, 16)).swapaxes(2, 3)
         values = model.device.read(v, stored, (heads, shape.capacity, dim))
-        found = {"keys": keys.reshape(heads, shape.capacity, dim)[:, at], "values": values[:, at]}
-        yield {name: _widened(bits, kv_dtype) for name, bits in found.items()}
+        cached = {"keys": keys.reshape(heads, shape.capacity, dim)[:, at], "values": values[:, at]}
+        yield {name: _widened(bits, kv_dtype) for name, bits in cached.items()}
 
 
 def _widened(bits: np.ndarray, kv_dtype: str) -> np.ndarray:

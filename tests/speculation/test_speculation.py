@@ -17,15 +17,16 @@ from parameters import each_value, slow_except
 from programs import TINY_SHAPE
 
 import llmcl
-from llmcl.engine.draft_length import FixedLength
-from llmcl.engine.drafters import Drafter, DraftModel, PromptLookup
 from llmcl.engine.llm import LLM
-from llmcl.engine.speculation import NO_SPECULATION, Drafting
+from llmcl.engine.speculation import NO_SPECULATION
 from llmcl.errors import DeviceError, UsageError
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.speculation.draft_length import FixedLength
+from llmcl.speculation.drafters import Drafter, DraftModel, PromptLookup
+from llmcl.speculation.drafting import Drafting
 
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)

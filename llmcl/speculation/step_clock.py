@@ -19,11 +19,11 @@ class StepClock:
         """Wraps `wait` and passes result and step seconds to `record`. started_s: when the step was enqueued."""
 
         def waited() -> T:
-            found = wait()
+            result = wait()
             now_s = time.perf_counter()
             # A device that runs ahead begins a step when the previous step has ended.
-            record(found, now_s - max(started_s, self._read_s))
+            record(result, now_s - max(started_s, self._read_s))
             self._read_s = now_s
-            return found
+            return result
 
         return waited

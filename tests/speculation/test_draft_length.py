@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from llmcl.engine.draft_length import FIRST_LENGTH, LENGTHS, LONGEST_PAUSE, DraftLength
-from llmcl.engine.drafters import PromptLookup
 from llmcl.ops.sample import SamplingParams
+from llmcl.speculation.draft_length import FIRST_LENGTH, LENGTHS, LONGEST_PAUSE, DraftLength
+from llmcl.speculation.drafters import PromptLookup
 
 Cost = Callable[[int], float]  # of a step with a draft of so many tokens, in steps without one
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmcl.engine.draft_length import LONGEST_PAUSE, Acceptance
-from llmcl.engine.draft_shares import DraftShares
+from llmcl.speculation.draft_length import LONGEST_PAUSE, Acceptance
+from llmcl.speculation.draft_shares import DraftShares
 
 
 def shares_of(plain_s: float, **draft_s: float) -> DraftShares:

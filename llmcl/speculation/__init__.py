@@ -1,0 +1,1 @@
+"""Optional: speculative decoding, which the token loops use through `llmcl/engine/speculation.py` alone."""
