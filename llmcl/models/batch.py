@@ -3,30 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
 
 from llmcl.errors import ContextLengthError, UsageError
-from llmcl.kernels.common.linear import FEW_ROWS, few_rows
-from llmcl.kernels.common.persistent import ListedStep
+from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
-from llmcl.models.activations import Activations, split_values, splits_of
-from llmcl.models.attention_ops import RowAttention
+from llmcl.models.batch_launches import BatchLaunches
 from llmcl.models.blocks import AttentionBlock
-from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.ragged_launches import bind_ragged
 from llmcl.models.scoring import Scoring
 from llmcl.models.sequence import SequenceState
-from llmcl.models.stack import head, stack
-from llmcl.ops.linear import rows_are_decoded
+from llmcl.models.slots import Slots
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
 from llmcl.progress import Progress
@@ -135,29 +130,21 @@ class Batch:
         self.invariant = invariant
         self.cell_tokens = (CELL_TOKENS if device.is_cpu else CELL_TOKENS_GPU) if invariant else 0
         self.n_steps = 0  # steps that sampled
-        self._places: dict[SequenceState, int] = {}
-        self._params: dict[SequenceState, SamplingParams] = {}
-        self._last: dict[SequenceState, Callable[[], int]] = {}  # waits for the last sampled token
-        self._allowed: dict[SequenceState, np.ndarray | None] = {}
-        self._ready: set[SequenceState] = set()  # sequences whose slot is ready for the next row
-        self._alone: SequenceState | None = None  # the sequence that the model's own step state is ready for
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state)
-        # A single row uses the one-token products if the bits stay the same.
-        bounds = [1] if invariant and rows_are_decoded(device, model.weights.matrices) else []
-        bounds += few_rows(max_sequences) if max_sequences > 1 or not bounds else []
-        self._decode = {rows: self._bind(rows) for rows in bounds}
+        self._slots = Slots(model, self.step_state, self.sampler)
+        self.decoding = BatchLaunches(model, self.step_state, self.sampler, invariant=invariant)
         self.max_rows = max_rows  # per step
         self.reads_together = reads_together(model)  # False: a step holds decoding rows or one chunk, never both
-        self.ragged = bind_ragged(model, max_rows, self.ops) if self.reads_together else None
+        self.ragged = bind_ragged(model, max_rows, self.decoding.ops) if self.reads_together else None
         self._scoring: Scoring | None = None
-        separate = [launch for bound in self._decode.values() for launch in bound.separate]
+        separate = [launch for bound in self.decoding.bound.values() for launch in bound.separate]
         others = *(self.ragged.launches if self.ragged else ()), *self.sampler.every_launch
         for launch in (*separate, *others):
             launch.share_seldom_used()
-        decode = [launch for bound in self._decode.values() for launch in bound.to_prepare]
+        decode = [launch for bound in self.decoding.bound.values() for launch in bound.to_prepare]
         with device.compile_progress((*model.launches_to_prepare, *decode, *others), progress):
             model.prepare(None)
-            for of_step in (*self._decode.values(), *others):
+            for of_step in (*self.decoding.bound.values(), *others):
                 of_step.prepare()
 
     @property
@@ -167,7 +154,7 @@ class Batch:
     @property
     def decode_launches(self) -> list[Launch]:
         """Returns the launches of steps without prompts, for every row count, up to the logits."""
-        return [launch for bound in self._decode.values() for launch in bound.launches]
+        return [launch for bound in self.decoding.bound.values() for launch in bound.launches]
 
     @property
     def runs_ahead(self) -> bool:
@@ -179,25 +166,15 @@ class Batch:
         Raises UsageError if all slots are taken.
         """
         self.cache.own(sequence)
-        free = sorted({*range(self.max_sequences)} - {*self._places.values()})
-        if not free:
-            raise UsageError(f"all {self.max_sequences} places are taken; end a sequence, or raise max_sequences")
-        self._places[sequence] = free[0]
-        self._params[sequence] = params
-        sequence.sampling = params
-        self.sampler.configure(params, free[0])
+        self._slots.start(sequence, params)
 
     def end(self, sequence: SequenceState) -> None:
         """Frees the sequence's slot, if any. The sequence keeps its tokens and pages."""
-        for of_sequences in (self._places, self._params, self._last, self._allowed):
-            of_sequences.pop(sequence, None)
-        self._ready.discard(sequence)
-        if self._alone is sequence:
-            self._alone = None
+        self._slots.end(sequence)
 
     def forget_all(self) -> None:
         """Ends all sequences and clears the cache, so later results equal a new batch's results."""
-        for sequence in [*self._places]:
+        for sequence in self._slots.sequences:
             self.end(sequence)
         self.cache.forget_all()
 
@@ -224,16 +201,16 @@ class Batch:
             raise UsageError(f"a step of {n} rows; expected at most {self.max_rows} (max_rows of make_batch)")
         self._check_room(decode)
         for sequence in decode:
-            self.cache.prepare(self.step_state, sequence, 1, self._places[sequence])
+            self.cache.prepare(self.step_state, sequence, 1, self._slots[sequence])
         for chunk in chunks:
-            self.cache.prepare(self.ragged.step, chunk.sequence, len(chunk.token_ids), self._places[chunk.sequence])
+            self.cache.prepare(self.ragged.step, chunk.sequence, len(chunk.token_ids), self._slots[chunk.sequence])
         for sequence in decode:
-            self._enter(sequence)
-        runs = [Run(self._places[sequence], sequence.position) for sequence in decode]
+            self._slots.enter(sequence)
+        runs = [Run(self._slots[sequence], sequence.position) for sequence in decode]
         wanted, sampled = [*range(len(decode))], [*decode]
         n_rows = len(decode)
         for chunk in chunks:
-            sequence, place = chunk.sequence, self._places[chunk.sequence]
+            sequence, place = chunk.sequence, self._slots[chunk.sequence]
             runs.append(Run(place, sequence.position, chunk.token_ids))
             n_rows += len(chunk.token_ids)
             if chunk.is_last:
@@ -247,8 +224,7 @@ class Batch:
         for chunk in chunks:
             chunk.sequence.token_ids.extend(chunk.token_ids)
             if chunk.is_last:
-                self._remember(chunk.sequence)
-                self._ready.add(chunk.sequence)
+                self._slots.has_read(chunk.sequence)
         self._hand_over(before_sampling)
         if sampled:
             return self._sample(sampled)
@@ -261,18 +237,17 @@ class Batch:
         """Does the work of `step` in separate launches, for layers that keep a state per sequence."""
         waits = [self.decode(decode, before_sampling)] if decode else []
         for chunk in chunks:
-            sequence, self._alone = chunk.sequence, None
-            self.model.step.write_place(self._places[sequence])
+            sequence, self._slots.alone = chunk.sequence, None
+            self.model.step.write_place(self._slots[sequence])
             if not chunk.is_last:
                 self.model.extend(sequence, chunk.token_ids)
                 continue
             self.model.prefill(sequence, chunk.token_ids)
             self._hand_over(before_sampling)
-            self.step_state.write_sequence(self._places[sequence], sequence.position - 1, sequence.n_sampled)
-            self._remember(sequence)
+            self.step_state.write_sequence(self._slots[sequence], sequence.position - 1, sequence.n_sampled)
+            self._slots.has_read(sequence)
             self._begin_step([sequence])
             waits.append(self._sample([sequence]))
-            self._ready.add(sequence)
         return lambda: [token for wait in waits for token in wait()]
 
     def read(self, prompts: Sequence[tuple[SequenceState, Sequence[int]]]) -> Callable[[], list[int]]:
@@ -306,8 +281,8 @@ class Batch:
         """
         self.prepare_scores()
         assert self._scoring is not None
-        self._alone = None  # this sequence takes over the model's own step state
-        self.model.step.write_place(self._places[sequence])
+        self._slots.alone = None  # this sequence takes over the model's own step state
+        self.model.step.write_place(self._slots[sequence])
         return self._scoring.score(sequence, token_ids, following, top)
 
     def decode(
@@ -323,54 +298,28 @@ class Batch:
         if len(sequences) == 1 and not self.invariant:
             return self._decode_alone(sequences[0], before_sampling)
         for sequence in sequences:
-            self.cache.prepare(self.step_state, sequence, 1, self._places[sequence])
-            self._enter(sequence)
+            self.cache.prepare(self.step_state, sequence, 1, self._slots[sequence])
+            self._slots.enter(sequence)
         for sequence in sequences:
             self.cache.advance(sequence, 1)
         n = len(sequences)
-        launches = next(bound.launches for rows, bound in self._decode.items() if n <= rows)
         self._begin_step(sequences)
-        self.model.run(launches, n)
+        self.model.run(self.decoding.launches_for(n), n)
         self._hand_over(before_sampling)
         return self._sample(sequences)
 
     def allow(self, tokens: Mapping[SequenceState, np.ndarray | None]) -> None:
         """Restricts the next token of each sequence to a mask (see `LogitBias.allow`). None removes the restriction."""
-        self._allowed.update(tokens)
-        self.sampler.bias.allow({self._places[sequence]: mask for sequence, mask in tokens.items()})
-        if self._alone is not None and self._alone in tokens:
-            self.model.sampler.bias.allow({0: tokens[self._alone]})
+        self._slots.allow(tokens)
 
     def logprobs(self, sequences: Sequence[SequenceState]) -> Callable[[], list[LogProb | None]]:
         """Enqueues the read of log-probabilities right after a step sampled a token for each sequence.
 
         The returned function waits. The entry is None if `SamplingParams.logprobs` is None.
         """
-        if sequences[0] is self._alone:
+        if sequences[0] is self._slots.alone:
             return self.model.logprobs(sequences[0])
-        return self.sampler.logprobs.read(self.n_steps, [self._places[sequence] for sequence in sequences])
-
-    def ops(self, max_rows: int, act: Activations) -> PrefillOps:
-        """Returns ops for up to max_rows rows, one per sequence."""
-        model, shape = self.model, self.cache.shape
-        # Each row adds work-groups, so more rows need fewer KV splits.
-        filling = FEW_ROWS[0] if self.invariant else max_rows
-        splits = splits_of(model.device, model.config, shape.kv_dtype, filling)
-        states, sums = (4 * self.max_sequences * values for values in split_values(model.config, splits))
-        part_ml = self.step_state.scratch(f"states of splits, {states} bytes", states)
-        part_acc = self.step_state.scratch(f"sums of splits, {sums} bytes", sums)
-        act = replace(act, part_ml=part_ml, part_acc=part_acc)
-        context = model.device, model.config, self.step_state, act
-        attention = RowAttention(*context, shape, splits)
-        ops = PrefillOps(*context, attention, model.rotations, self.sampler.last_seen, max_rows)
-        return replace(ops, experts_for=FEW_ROWS[0]) if self.invariant else ops
-
-    def _bind(self, max_rows: int) -> BoundLaunches:
-        model = self.model
-        ops = self.ops(max_rows, model.act)
-        launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, model.act.logits)]
-        listed = ListedStep(launches, self.step_state, self.max_context, max_rows)
-        return BoundLaunches(model.device, listed, same_bits=self.invariant)
+        return self.sampler.logprobs.read(self.n_steps, [self._slots[sequence] for sequence in sequences])
 
     def _check_room(self, sequences: Sequence[SequenceState]) -> None:
         if any(sequence.position >= self.max_context for sequence in sequences):
@@ -378,39 +327,19 @@ class Batch:
 
     def _begin_step(self, sequences: Sequence[SequenceState]) -> None:
         self.n_steps += 1
-        self.step_state.write_rows([self._places[sequence] for sequence in sequences], self.n_steps)
+        self.step_state.write_rows([self._slots[sequence] for sequence in sequences], self.n_steps)
 
     def _sample(self, sequences: Sequence[SequenceState]) -> Callable[[], list[int]]:
         """Samples the next token of each sequence from the rows in `act.logits`."""
-        launches = self.sampler.launches_for([self._places[sequence] for sequence in sequences])
+        launches = self.sampler.launches_for([self._slots[sequence] for sequence in sequences])
         self.model.run(launches, len(sequences))
         # read once, because the ring is overwritten later
         wait = cache(self.step_state.read_rows(self.n_steps, len(sequences)))
         for i, sequence in enumerate(sequences):
             sequence.n_sampled += 1
-            self._last[sequence] = lambda i=i: wait()[i]  # type: ignore[misc]
+            self._slots.sampled(sequence, lambda i=i: wait()[i])  # type: ignore[misc]
         self.model.device.flush()
         return wait
-
-    def _remember(self, sequence: SequenceState, last: Sequence[int] = ()) -> None:
-        """Gives the penalties their history. last: the answer's newest token, not yet in the cache."""
-        params, place = self._params[sequence], self._places[sequence]
-        if params.repeat_penalty != 1:
-            self.sampler.remember(sequence.token_ids, place)
-        if params.counts_tokens:
-            self.sampler.count(sequence.answer(last), place)
-
-    def _enter(self, sequence: SequenceState) -> None:
-        """Updates a sequence's slot after decoding alone."""
-        if sequence in self._ready:
-            return
-        if self._alone is sequence:
-            self._alone = None
-        place, last = self._places[sequence], self._last[sequence]()
-        self.step_state.write_sequence(place, sequence.position, sequence.n_sampled)
-        self.model.device.write(self.step_state.tokens, np.array([last], np.int32), 4 * place)
-        self._remember(sequence, [last])
-        self._ready.add(sequence)
 
     def _hand_over(self, before_sampling: BeforeSampling | None) -> None:
         if before_sampling is not None:
@@ -420,11 +349,11 @@ class Batch:
     def _decode_alone(self, sequence: SequenceState, before_sampling: BeforeSampling | None) -> Callable[[], list[int]]:
         """Decodes with the faster one-token kernels and the model's own step state."""
         model = self.model
-        self._leave_others(sequence)
+        self._slots.leave(sequence)
         model.decode(sequence)
         self._hand_over(before_sampling)
         wait = cache(model.sample(sequence))
-        self._last[sequence] = wait
+        self._slots.sampled(sequence, wait)
         return lambda: [wait()]
 
     def verify(
@@ -438,34 +367,22 @@ class Batch:
         steps. Raises OutOfDeviceMemoryError, before any row is computed, if the cache has too few pages.
         """
         if len(rows) == 1:
-            self._leave_others(rows[0][0])
+            self._slots.leave(rows[0][0])
         else:
             self._check_room([sequence for sequence, _ in rows])
             for sequence, n in rows:
                 assert n == 1 or self.ragged is not None
                 state = self.step_state if n == 1 or self.ragged is None else self.ragged.step
-                self.cache.prepare(state, sequence, n, self._places[sequence])
+                self.cache.prepare(state, sequence, n, self._slots[sequence])
             for sequence, _ in rows:
-                self._enter(sequence)
+                self._slots.enter(sequence)
             if decode := [sequence for sequence, n in rows if n == 1]:
                 self._begin_step(decode)
         wait = cache(enqueue())
         for i, (sequence, _) in enumerate(rows):
-            self._last[sequence] = lambda i=i: wait()[i][-1]  # type: ignore[misc]
+            self._slots.sampled(sequence, lambda i=i: wait()[i][-1])  # type: ignore[misc]
         return wait
 
     def slot(self, sequence: SequenceState) -> int:
         """Returns the index of the sequence's record on the device."""
-        return self._places[sequence]
-
-    def _leave_others(self, sequence: SequenceState) -> None:
-        """Updates the model's own step state for a sequence that runs alone from now on."""
-        if self._alone is sequence:
-            return
-        last, model = self._last[sequence](), self.model
-        model.start_sampling(sequence, [last])
-        model.sampler.bias.allow({0: self._allowed.get(sequence)})
-        model.step.write_tokens([last], sequence.position)
-        model.step.write_place(self._places[sequence])
-        self._alone = sequence
-        self._ready.discard(sequence)
+        return self._slots[sequence]

@@ -34,7 +34,7 @@ class BatchVerification:
         self.max_rows = min(FEW_ROWS[-1], step.max_tokens, MAX_ROWS * slots)
         self._batch = batch
         self._step = step
-        decoding, draft = rows_that_decode(model, slots, batch.ops), device.zeros(4, "no draft")
+        decoding, draft = rows_that_decode(model, slots, batch.decoding.ops), device.zeros(4, "no draft")
         self._rows = DraftRows(device, config.vocab_size, step, batch.step_state, batch.sampler, draft, self.max_rows)
         context = device, config, step, model.act
         attention = RaggedAttention(*context, shape_of_drafts(model), decoding[-1][1].splits, decoding)

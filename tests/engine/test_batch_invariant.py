@@ -111,9 +111,9 @@ def test_a_row_alone_has_the_products_for_one_token(llm: LLM) -> None:
     device = llm.model.device
     batch = make_batch(llm.model, 2, 128, 64, invariant=True)
     if not device.is_cpu or (llm.dtype == "bfloat16" and bf16_dot_form(device)):
-        assert [*batch._decode] == [8]
+        assert [*batch.decoding.bound] == [8]
         return
-    names = {launch.name for launch in batch._decode[1].separate}
+    names = {launch.name for launch in batch.decoding.bound[1].separate}
     assert "linear_decode" in names and "linear_prefill" not in names
 
 
