@@ -15,6 +15,7 @@ from weakref import finalize
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, answer_options, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
+from llmcl.engine.matching import Compiled
 from llmcl.engine.prompts import are_prompts, is_chat
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
@@ -23,7 +24,6 @@ from llmcl.engine.stats import GenerationStats, Recorder
 from llmcl.engine.step_loop import Batch, StepLoop
 from llmcl.engine.worker import Answering, End, Worker, nothing
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, check_whole, shown
-from llmcl.grammar import CompiledGrammar
 from llmcl.models import prefix_file
 from llmcl.models.model import Model
 from llmcl.ops.logprobs import check_alternatives
@@ -72,7 +72,7 @@ class Served(Protocol):
     @property
     def encode(self) -> Callable[..., list[int]]: ...
     def check_prompt(self, ids: list[int]) -> None: ...
-    def compiled(self, options: AnswerOptions) -> CompiledGrammar | None: ...
+    def compiled(self, options: AnswerOptions) -> Compiled | None: ...
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class Question:
     prompt_token_ids: list[int]
     options: AnswerOptions
     priority: int
-    grammar: CompiledGrammar | None = None
+    grammar: Compiled | None = None
     prompt_logprobs: int | None = None
     shown: bool = False
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmcl.engine.logits_processor import LogitsProcessor, process_logits
+from llmcl.engine.matching import Matcher, grammar_of
 from llmcl.engine.prompts import is_list
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
@@ -20,7 +21,6 @@ from llmcl.errors import (
     check_whole,
     shown,
 )
-from llmcl.grammar import Grammar, Matcher
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.models.no_token import why_no_token
@@ -34,6 +34,9 @@ from llmcl.sampling_options import PARAMETERS, SamplingOptions
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.shown_text import ShownText
 from llmcl.tokenizer.text import StopMatcher
+
+if TYPE_CHECKING:
+    from llmcl.engine.matching import Grammar
 
 
 @dataclass(frozen=True)
@@ -94,7 +97,7 @@ class AnswerOptions(SamplingOptions, _AnswerLength):
     @cached_property
     def to_match(self) -> Grammar | None:
         """The grammar for the answer, or None."""
-        return Grammar.of(schema=self.schema, regex=self.regex, grammar=self.grammar, choices=self.choices)
+        return grammar_of(self)
 
     @cached_property
     def sampling(self) -> SamplingParams:

@@ -13,6 +13,7 @@ from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine,
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
+from llmcl.engine.matching import Compiled, grammars_for
 from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
 from llmcl.engine.speculation import NO_SPECULATION, MakeDrafts, NoDrafts, Speculation
 from llmcl.engine.speed_tests import SpeedTests
@@ -26,7 +27,6 @@ from llmcl.errors import (
     counted,
     shown,
 )
-from llmcl.grammar import CompiledGrammar, Grammars
 from llmcl.models.batch import Batch, make_batch
 from llmcl.models.model import Model
 from llmcl.models.no_token import check_logits
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from llmcl.engine.answer_settings import AnswerSettings, StreamSettings
+    from llmcl.engine.matching import Grammars
 
 
 class LLM(PromptReader, SpeedTests):
@@ -171,10 +172,10 @@ class LLM(PromptReader, SpeedTests):
     def grammars(self) -> Grammars:
         """The compiler for schemas, expressions and grammars for this model. It keeps compiled grammars."""
         if self._grammars is None:
-            self._grammars = Grammars(self._tokenizer, self.config.vocab_size)
+            self._grammars = grammars_for(self._tokenizer, self.config.vocab_size)
         return self._grammars
 
-    def compiled(self, options: AnswerOptions) -> CompiledGrammar | None:
+    def compiled(self, options: AnswerOptions) -> Compiled | None:
         """Returns the compiled grammar for the answer, or None. Raises UsageError for a refused grammar."""
         grammar = options.to_match
         return None if grammar is None else self.grammars.compile(grammar)

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from llmcl.engine.logits_processor import LogitsProcessor
+from llmcl.engine.matching import Matcher
 from llmcl.errors import UsageError, counted
-from llmcl.grammar import Matcher
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState, StepCount
 from llmcl.ops.logprobs import LogProb

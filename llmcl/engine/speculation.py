@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from llmcl.engine.matching import Matcher
 from llmcl.engine.scheduler import Job, Plan
-from llmcl.grammar import Matcher
 from llmcl.models.batch import Batch
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState, StepCount

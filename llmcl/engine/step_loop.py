@@ -11,10 +11,10 @@ import numpy as np
 
 from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.logits_processor import process_logits
+from llmcl.engine.matching import masks_of
 from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
 from llmcl.engine.speculation import NoDrafts, StepDrafts
 from llmcl.errors import LlmclError
-from llmcl.grammar import masks_of
 from llmcl.models.batch import PromptChunk
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache

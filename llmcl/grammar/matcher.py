@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -88,23 +88,27 @@ class Matcher:
         return UsageError(f"{self._kind} cannot be followed any further: {reason}; make it simpler")
 
 
-def masks_of(matchers: Sequence[Matcher]) -> list[np.ndarray | LlmclError]:
+class HasMask(Protocol):
+    def mask(self) -> np.ndarray: ...
+
+
+def masks_of(matchers: Sequence[HasMask]) -> list[np.ndarray | LlmclError]:
     """Returns for each matcher its `Matcher.mask`, or the error raised instead."""
-    if len(matchers) < 2 or not all(isinstance(matcher, Matcher) for matcher in matchers):
+    ours = [matcher for matcher in matchers if isinstance(matcher, Matcher)]
+    if len(matchers) < 2 or len(ours) < len(matchers):
         return [_mask_or_error(matcher) for matcher in matchers]
-    masks = np.zeros((len(matchers), matchers[0]._n_words), np.uint32)
+    masks = np.zeros((len(ours), ours[0]._n_words), np.uint32)
     address, nbytes = masks.ctypes.data, masks.strides[0]
-    inner = [matcher._matcher for matcher in matchers]
-    for i, one in enumerate(inner):
-        one.unsafe_compute_mask_ptr(address + i * nbytes, nbytes)
+    for i, matcher in enumerate(ours):
+        matcher._matcher.unsafe_compute_mask_ptr(address + i * nbytes, nbytes)
     results: list[np.ndarray | LlmclError] = []
-    for matcher, mask, has_any in zip(matchers, masks, masks.max(axis=1) > 0, strict=True):
+    for matcher, mask, has_any in zip(ours, masks, masks.max(axis=1) > 0, strict=True):
         error = matcher._error(matcher._matcher) or (None if has_any else matcher._no_token())
         results.append(mask if error is None else error)
     return results
 
 
-def _mask_or_error(matcher: Matcher) -> np.ndarray | LlmclError:
+def _mask_or_error(matcher: HasMask) -> np.ndarray | LlmclError:
     try:
         return matcher.mask()
     except LlmclError as error:

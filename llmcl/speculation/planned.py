@@ -5,8 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import SamplingParams
+
+
+class DraftMatcher(Protocol):
+    """Decides which tokens may come next in an answer."""
+
+    def masks_along(self, draft: Sequence[int]) -> Sequence[np.ndarray]:
+        """Returns the masks before each draft token and after the last."""
+        ...
 
 
 class PlannedJob(Protocol):

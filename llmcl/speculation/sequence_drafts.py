@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from llmcl.errors import DeviceError
-from llmcl.grammar import Matcher
 from llmcl.models.model import Model
 from llmcl.models.no_token import why_no_token
 from llmcl.models.sequence import SequenceState, StepCount
@@ -16,6 +15,7 @@ from llmcl.ops.sample import SamplingParams
 from llmcl.progress import Progress
 from llmcl.speculation.draft_length import FIRST_LENGTH, DraftLength
 from llmcl.speculation.drafters import Drafter
+from llmcl.speculation.planned import DraftMatcher
 from llmcl.speculation.step_clock import StepClock
 from llmcl.speculation.verification import Verification
 from llmcl.speculation.watched_draft import WatchedDraft
@@ -73,7 +73,12 @@ class SequenceDrafts:
         return draft
 
     def verify(
-        self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None, *, checked: bool = True
+        self,
+        sequence: SequenceState,
+        draft: Sequence[int],
+        matcher: DraftMatcher | None = None,
+        *,
+        checked: bool = True,
     ) -> Sampled:
         verification, n_draft = self._verification, len(draft)
         masks = None if matcher is None else lambda: matcher.masks_along(draft)
