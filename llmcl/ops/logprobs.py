@@ -75,7 +75,7 @@ class LogProbs:
         def bind(stage: str, args: list[Buffer], n_groups: int, nbytes: int) -> list[Launch]:
             local = (width, 1) if step.n_sequences else (width,)
             sizes: dict[str, Any] = {"groups": for_rows(step, n_groups), "local": local, "cost": once(nbytes)}
-            return op_launches(device, "top_logprobs", constants, args, stage=stage, **sizes)
+            return op_launches(device, "logprobs", constants, args, stage=stage, **sizes)
 
         self.before = [
             *bind("partial", [logits, step.state, wanted, sums, tops], groups, 4 * vocab_size),

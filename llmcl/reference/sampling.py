@@ -119,7 +119,7 @@ def sample(logits: Array, temperature: float, threshold: Scalar, seed: int, step
     return best if np.isfinite(scores[best]) else scores.size
 
 
-def log_probabilities(logits: Array, k: int) -> tuple[Float64, list[int]]:
+def logprobs(logits: Array, k: int) -> tuple[Float64, list[int]]:
     """log softmax(logits) [vocab], and the k most likely tokens, best first; lower id first on ties."""
     wide_logits = wide(logits)
     shifted = wide_logits - np.max(wide_logits)
@@ -127,7 +127,7 @@ def log_probabilities(logits: Array, k: int) -> tuple[Float64, list[int]]:
     return log_p, [int(i) for i in np.lexsort((np.arange(log_p.size), -wide_logits))[:k]]
 
 
-def biased(logits: Array, bias: Mapping[int, float], allowed: Array | None = None) -> Float64:
+def logit_bias(logits: Array, bias: Mapping[int, float], allowed: Array | None = None) -> Float64:
     """Adds per-token biases to logits [vocab]; allowed bool [vocab]: -inf where False."""
     result = wide(logits).copy()
     for token, value in bias.items():

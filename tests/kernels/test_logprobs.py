@@ -1,4 +1,4 @@
-"""logit_bias.cl and top_logprobs.cl against their twins, alone and with several sequences."""
+"""logit_bias.cl and logprobs.cl against their twins, alone and with several sequences."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def bits(allowed: np.ndarray) -> np.ndarray:
 
 
 def check(found: Any, logits: np.ndarray, token: int, k: int) -> None:
-    log_p, top = reference.log_probabilities(logits, k)
+    log_p, top = reference.logprobs(logits, k)
     assert found.token == token and found.logprob == pytest.approx(log_p[token], abs=ABSOLUTE)
     assert [i for i, _ in found.top] == top
     np.testing.assert_allclose([p for _, p in found.top], log_p[top], atol=ABSOLUTE)
@@ -69,7 +69,7 @@ def test_logits_that_are_infinite_or_no_numbers(device: Device) -> None:
     run(sampler.launches)
     (found,) = sampler.logprobs.read(0, [0])()
     numbers = np.where(np.isnan(logits), -np.inf, logits)
-    log_p, order = reference.log_probabilities(numbers, 9)
+    log_p, order = reference.logprobs(numbers, 9)
     assert [token for token, _ in found.top][:9] == order
     np.testing.assert_allclose([p for _, p in found.top][:9], log_p[order], atol=ABSOLUTE)
 
@@ -100,8 +100,8 @@ def test_each_sequence_has_its_own(device: Device, vocab: int) -> None:
     found = sampler.logprobs.read(9, places)()
     changed = [
         logits[0],
-        reference.biased(logits[1], params[0].logit_bias),
-        reference.biased(logits[2], {}, allowed),
+        reference.logit_bias(logits[1], params[0].logit_bias),
+        reference.logit_bias(logits[2], {}, allowed),
     ]
     np.testing.assert_allclose(
         read_guarded(device, buffer, np.float32, (rows, vocab)), np.array(changed), rtol=1e-6, atol=1e-5

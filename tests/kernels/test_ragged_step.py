@@ -1,4 +1,4 @@
-"""Steps of runs of several sequences: rope_append and attention_prefill over chunks, embed, and rows that are wanted.
+"""Steps of runs of several sequences: rope_append and attention_prefill over chunks, embed, gather_rows.
 
 Error: largest difference over the largest expected magnitude, of each run. Keys, values and positions of runs differ.
 The tolerances are those of the tests of a step of one sequence.

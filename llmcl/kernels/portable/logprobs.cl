@@ -2,9 +2,9 @@
 //
 //   log p_i = l_i - log sum_j exp(l_j)    with the model's raw logits, without temperature, penalty or bias
 //
-// top_logprobs_partial  a group's largest logit, sum of exp(l - largest), and its `wanted` largest (logit, token)
-// top_logprobs_merge    joins the groups: the row's log sum exp into out[0], the largest into out[1 ..]
-// top_logprobs_chosen   after the choice: out[0] = (the token's log p, the token)
+// logprobs_partial   a group's largest logit, sum of exp(l - largest), and its `wanted` largest (logit, token)
+// logprobs_merge     joins the groups: the row's log sum exp into out[0], the largest into out[1 ..]
+// logprobs_chosen    after the choice: out[0] = (the token's log p, the token)
 //
 // On ties the lower token comes first. NaN logits are left out; a place without a token has token -1.
 //
@@ -16,7 +16,7 @@
 // Build: VOCAB, MAX_TOP, MAX_BIASES, LINES, N_SEQUENCES, N_GROUPS, LOCAL_SIZE (a power of two), step state constants.
 #if !defined(VOCAB) || !defined(MAX_TOP) || !defined(MAX_BIASES) || !defined(LINES) || !defined(N_SEQUENCES) || \
     !defined(N_GROUPS) || !defined(LOCAL_SIZE) || !defined(STATE_STEP)
-#error "top_logprobs.cl needs the build constants VOCAB, MAX_TOP, MAX_BIASES, LINES, N_SEQUENCES, N_GROUPS, LOCAL_SIZE and those of the step state"
+#error "logprobs.cl needs the build constants VOCAB, MAX_TOP, MAX_BIASES, LINES, N_SEQUENCES, N_GROUPS, LOCAL_SIZE and those of the step state"
 #endif
 #include "common/common.cl"
 #include "common/reduce.cl"
@@ -35,8 +35,8 @@ inline float2 reduce_first(const float2 v, __local float2* scratch, const int li
 #define NONE ((float2)(-INFINITY, as_float(-1)))
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void top_logprobs_partial(__global const float* logits, __global const int* state, __global const int* wanted,
-                          __global float2* sums, __global float2* tops) {
+void logprobs_partial(__global const float* logits, __global const int* state, __global const int* wanted,
+                      __global float2* sums, __global float2* tops) {
     LOCAL_SCRATCH(float2, scratch);
     LOCAL_SCRATCH(float, numbers);
     const int lid = get_local_id(0), group = get_group_id(0), row = step_row(1);
@@ -66,8 +66,8 @@ void top_logprobs_partial(__global const float* logits, __global const int* stat
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void top_logprobs_merge(__global const int* state, __global const int* wanted, __global const float2* sums,
-                        __global const float2* tops, __global float2* out) {
+void logprobs_merge(__global const int* state, __global const int* wanted, __global const float2* sums,
+                    __global const float2* tops, __global float2* out) {
     LOCAL_SCRATCH(float2, scratch);
     LOCAL_SCRATCH(float, numbers);
     const int lid = get_local_id(0), row = step_row(1), n = wanted[sequence_of(state, row)];
@@ -96,9 +96,9 @@ void top_logprobs_merge(__global const int* state, __global const int* wanted, _
 }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
-void top_logprobs_chosen(__global const float* logits, __global const int* state, __global const int* wanted,
-                         __global const int2* rules, __global const int2* biases, __global const int* sampled,
-                         __global float2* out) {
+void logprobs_chosen(__global const float* logits, __global const int* state, __global const int* wanted,
+                     __global const int2* rules, __global const int2* biases, __global const int* sampled,
+                     __global float2* out) {
     const int row = step_row(1), sequence = sequence_of(state, row);
     if (get_local_id(0) > 0 || wanted[sequence] < 0) return;
 #ifdef RECORDS
