@@ -1,6 +1,6 @@
 // NVIDIA instructions without an OpenCL C equivalent, as inline PTX: warp shuffles, asynchronous copies into local memory, matrix
 // fragments and products (mma.sync, float32 accumulation). PTX ISA 8, sections 9.7.8 to 9.7.14.
-// Only for devices whose driver takes PTX (`ptx_arch` in DeviceEntry); matrix products need sm_80 and later.
+// Only for devices whose driver takes PTX (the fact `ptx_arch` in llmcl/runtime/platforms.py); matrix products need sm_80 and later.
 //
 // m16n8k16: fragments of a 16 x 16 matrix A, of B (16 x 8) and of the result (16 x 8), by lane, with g = lane / 4, t = 2 (lane % 4):
 //   A  a0 (g, t), a1 (g + 8, t), a2 (g, t + 8), a3 (g + 8, t + 8): two neighbouring columns each
