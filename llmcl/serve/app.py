@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmcl.serve import ollama_chat, ollama_models, own
+from llmcl.serve import kept_responses, ollama_chat, ollama_models, own
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
 from llmcl.serve.chat_completions import chat_completions
 from llmcl.serve.completions import completions
@@ -22,7 +23,13 @@ from llmcl.serve.page import page
 from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
-_MODELS, _MODEL = "/v1/models/", "/v1/models/{name}"  # a name may contain slashes
+_MODEL, _RESPONSE, _INPUT_ITEMS = "/v1/models/{name}", "/v1/responses/{id}", "/v1/responses/{id}/input_items"
+# Paths with parameters. A model's name may contain slashes.
+_PATTERNS = {
+    _MODEL: re.compile(r"/v1/models/(?P<name>.*)", re.DOTALL),
+    _RESPONSE: re.compile(r"/v1/responses/(?P<id>[^/]+)"),
+    _INPUT_ITEMS: re.compile(r"/v1/responses/(?P<id>[^/]+)/input_items"),
+}
 Endpoint = Callable[[Request, Service], Awaitable[ASGIApp]]
 
 GET: dict[str, Endpoint] = {
@@ -33,6 +40,8 @@ GET: dict[str, Endpoint] = {
     "/props": own.props,
     "/v1/models": own.models,
     _MODEL: own.model,
+    _RESPONSE: kept_responses.retrieve,
+    _INPUT_ITEMS: kept_responses.input_items,
     "/api/ps": ollama_models.running,
     "/api/tags": ollama_models.tags,
     "/api/version": ollama_models.version,
@@ -42,6 +51,7 @@ POST: dict[str, Endpoint] = {
     "/v1/completions": completions,
     "/v1/embeddings": own.embeddings,
     "/v1/responses": responses,
+    "/v1/responses/compact": kept_responses.compact,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": count_tokens,
     "/tokenize": own.tokenize,
@@ -55,6 +65,8 @@ POST: dict[str, Endpoint] = {
     "/api/pull": ollama_models.pull,
     "/api/show": ollama_models.show,
 }
+DELETE: dict[str, Endpoint] = {_RESPONSE: kept_responses.delete}
+_METHODS = {"GET": GET, "HEAD": GET, "POST": POST, "DELETE": DELETE}
 # llama-server's aliases for these paths, for clients configured for it.
 ALIASES = {
     "/v1/health": "/health",
@@ -63,6 +75,7 @@ ALIASES = {
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
     "/responses": "/v1/responses",
+    "/responses/compact": "/v1/responses/compact",
 }
 # Paths whose requests, unless refused, run the engine.
 ANSWERING = frozenset(
@@ -70,6 +83,7 @@ ANSWERING = frozenset(
         "/v1/chat/completions",
         "/v1/completions",
         "/v1/responses",
+        "/v1/responses/compact",
         "/v1/messages",
         "/infill",
         "/api/chat",
@@ -86,7 +100,7 @@ def make_app(service: Service) -> ASGIApp:
         app = CORSMiddleware(
             app,
             allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
+            allow_methods=["GET", "POST", "DELETE"],
             allow_headers=["*"],
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
@@ -118,13 +132,14 @@ class Endpoints:
 def _endpoint(scope: Scope) -> Endpoint:
     """Returns the endpoint for a path and method. Raises RequestError if there is none."""
     path, method = scope["path"], scope["method"]
-    if path.startswith(_MODELS):
-        scope["path_params"], path = {"name": path[len(_MODELS) :]}, _MODEL
-    endpoints = GET if method in ("GET", "HEAD") else POST if method == "POST" else {}
+    if path not in POST:
+        for pattern, expression in _PATTERNS.items():
+            if (match := expression.fullmatch(path)) is not None:
+                scope["path_params"], path = match.groupdict(), pattern
+                break
     shown = method[:20]
-    if (endpoint := endpoints.get(path)) is not None:
+    if (endpoint := _METHODS.get(method, {}).get(path)) is not None:
         return endpoint
-    if path in GET or path in POST:
-        allow = "GET, HEAD" if path in GET else "POST"
+    if allow := ", ".join(name for name, endpoints in _METHODS.items() if path in endpoints):
         raise RequestError(405, f"Method Not Allowed: {shown} {scope['path'][:200]}", code="not_found", allow=allow)
     raise RequestError(404, f"Not Found: {shown} {path[:200]}", code="not_found")

@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any, Literal
 
 from llmcl.errors import UsageError, shown
+from llmcl.serve.compaction import read_compaction, users_merged
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
 from llmcl.tokenizer.answer_parts import Call
@@ -164,6 +165,7 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
     if isinstance(said := fields.given("input"), str):
         return [*messages, {"role": "user", "content": said}]
     thoughts = ""  # thoughts that precede the next message or call
+    compacted = False
     for item in fields.objects("input"):
         kind = item.text("type") or "message"
         if kind == "reasoning":
@@ -178,6 +180,9 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
             if thoughts or not messages or messages[-1]["role"] != "assistant":
                 messages.append({"role": "assistant", "content": ""})
             messages[-1].setdefault("tool_calls", []).append(_tool_call(Fields(call, item.place)))
+        elif kind == "compaction":
+            messages.append(read_compaction(item))
+            compacted = True
         elif kind == "function_call_output":
             output = joined_text(item, "output", ("input_text", "output_text", "text")) or ""
             messages.append({"role": "tool", "content": output, "tool_call_id": item.text("call_id") or ""})
@@ -188,7 +193,7 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
         thoughts = ""
     if not messages:
         raise RequestError(400, "input: expected a text or at least one item", "input", "missing_required_parameter")
-    return messages
+    return users_merged(messages) if compacted else messages
 
 
 def _tool_call(call: Fields) -> dict[str, Any]:

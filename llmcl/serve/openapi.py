@@ -190,6 +190,19 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         ),
         _object({"id": _TEXT, "status": _TEXT, "output": _list({"type": "object"})}, "id", "status", "output"),
     ),
+    "/v1/responses/compact": (
+        "A conversation as its user messages and a summary, as Open Responses has it.",
+        _object(
+            {
+                "model": _or_null("string"),
+                "input": {"oneOf": [_TEXT, _MESSAGES]},
+                "instructions": _or_null("string"),
+                "previous_response_id": _or_null("string"),
+            },
+            "input",
+        ),
+        _object({"id": _TEXT, "output": _list({"type": "object"}), "usage": {"type": "object"}}, "id", "output"),
+    ),
     "/v1/messages": (
         "The answer to a conversation, as Anthropic's API has it.",
         _object(
@@ -267,6 +280,12 @@ _PAGES: dict[str, tuple[str, str, Schema]] = {
     "/props": ("The model and what it is run with.", "application/json", _object({"model": _TEXT}, "model")),
     "/v1/models": ("The one model, as a list.", "application/json", _object({"data": _list(_object({}))}, "data")),
     "/v1/models/{name}": ("The model by its name.", "application/json", _object({"id": _TEXT}, "id")),
+    "/v1/responses/{id}": ("A response that is kept.", "application/json", _object({"id": _TEXT}, "id")),
+    "/v1/responses/{id}/input_items": (
+        "What a response that is kept answered.",
+        "application/json",
+        _object({"data": _list({"type": "object"}), "has_more": {"type": "boolean"}}, "data", "has_more"),
+    ),
     **ollama_schemas.PAGES,
 }
 _REFUSALS = {
@@ -298,7 +317,11 @@ def describe(vocab_size: int, most_answers: int) -> Schema:
     paths: dict[str, Schema] = {}
     for path, (summary, media_type, schema) in _PAGES.items():
         paths[path] = {"get": {"summary": summary, "responses": _responses(path, {media_type: {"schema": schema}})}}
-    paths["/v1/models/{name}"]["parameters"] = [{"name": "name", "in": "path", "required": True, "schema": _TEXT}]
+        if (name := path.partition("{")[2].partition("}")[0]) != "":
+            paths[path]["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _TEXT}]
+    forgotten = {"application/json": {"schema": _object({"id": _TEXT, "deleted": {"const": True}}, "id", "deleted")}}
+    path = "/v1/responses/{id}"
+    paths[path]["delete"] = {"summary": "Forgets a response.", "responses": _responses(path, forgotten)}
     for path, (summary, body, schema) in _BODIES.items():
         answers: Schema = {"application/json": {"schema": schema}}
         if "stream" in body["properties"]:

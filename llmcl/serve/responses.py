@@ -11,14 +11,15 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
-from llmcl.errors import ContextLengthError, shown
+from llmcl.errors import ContextLengthError
 from llmcl.serve.access_log import record_of
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import answered, responses_messages, thinking, thought_budget
-from llmcl.serve.errors import RequestError
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse, as_refusal
+from llmcl.serve.kept import KeptResponse
+from llmcl.serve.kept_responses import earlier_response, items_after, read_items, usage_of
 from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
@@ -52,7 +53,8 @@ async def responses(request: Request, service: Service) -> ASGIApp:
 async def _answer(fields: Fields, served: Served, service: Service) -> GenerationResponse:
     messages = responses_messages(fields)
     n_instructions = bool(fields.text("instructions"))  # instructions of an earlier response do not count
-    messages[n_instructions:n_instructions] = _earlier(fields, service)
+    earlier = earlier_response(fields, service)
+    messages[n_instructions:n_instructions] = [] if earlier is None else earlier.messages
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
     structure = await read_structure(fields, served, fields.object("text").object("format"))
@@ -67,25 +69,13 @@ async def _answer(fields: Fields, served: Served, service: Service) -> Generatio
     ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader, budget=prepared.budget)
     said = messages[n_instructions:]
 
-    def keep(name: str, answer: Answer) -> None:
-        service.kept.add(name, [*said, _as_message(answer)])
+    def keep(response: dict[str, Any], answer: Answer) -> None:
+        items = [*([] if earlier is None else items_after(earlier)), *read_items(fields)]
+        service.kept.add(response["id"], KeptResponse([*said, _as_message(answer)], response, items))
 
     kept = keep if fields.flag("store", True) else None
     form = ResponseForm(served.name, len(prompt), fields, options, limit, use, kept)
     return GenerationResponse(service, served, [ask], form, stream=stream)
-
-
-def _earlier(fields: Fields, service: Service) -> list[dict[str, Any]]:
-    """Returns the stored conversation that the request continues."""
-    if (name := fields.text("previous_response_id")) is None:
-        return []
-    if (messages := service.kept.get(name)) is None:
-        message = (
-            f"previous_response_id: no response {shown(name)} is kept; it was not stored, or the server was started "
-            "again or has forgotten it since: send the whole conversation as input"
-        )
-        raise RequestError(400, message, "previous_response_id", "previous_response_not_found")
-    return messages
 
 
 def _as_message(answer: Answer) -> dict[str, Any]:
@@ -112,9 +102,9 @@ class ResponseForm:
         options: dict[str, Any],
         max_tokens: int | None,
         use: ToolUse = NO_TOOLS,
-        keep: Callable[[str, Answer], None] | None = None,
+        keep: Callable[[dict[str, Any], Answer], None] | None = None,
     ):
-        """keep: stores the whole answer under the response id; None: nothing is stored."""
+        """keep: stores the whole response; None: nothing is stored."""
         self._keep = keep
         self._n_prompt = n_prompt
         self._n_events = 0
@@ -193,22 +183,14 @@ class ResponseForm:
         return self._response(_status(answer), answer)
 
     def _response(self, status: str, answer: Answer | None) -> dict[str, Any]:
-        usage = None
-        if answer is not None:
-            if self._keep is not None:
-                self._keep(self._head["id"], answer)
-            n_tokens = len(answer.token_ids)
-            usage = {
-                "input_tokens": self._n_prompt,
-                "input_tokens_details": {"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0},
-                "output_tokens": n_tokens,
-                "output_tokens_details": {"reasoning_tokens": answer.thought_tokens},
-                "total_tokens": self._n_prompt + n_tokens,
-            }
         cut = {"reason": "max_output_tokens"} if status == "incomplete" else None
         ended = int(time.time()) if status == "completed" else None
         response = {**self._head, "completed_at": ended, "status": status, "error": None, "incomplete_details": cut}
-        return response | {"output": [dict(item) for item in self._items], "usage": usage}
+        usage = None if answer is None else usage_of(answer)
+        response |= {"output": [dict(item) for item in self._items], "usage": usage}
+        if answer is not None and self._keep is not None:
+            self._keep(response, answer)
+        return response
 
     # ---- items --------------------------------------------------------------------------------------
 

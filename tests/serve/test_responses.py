@@ -11,7 +11,7 @@ import pytest
 from fake_server import FakeEngine, Running, byte_tokenizer, events, running, strictly
 from openai.types.responses import Response, ResponseStreamEvent
 
-from llmcl.serve.kept import Kept
+from llmcl.serve.kept import Kept, KeptResponse
 
 BEGIN = ["response.created", "response.in_progress", "response.output_item.added", "response.content_part.added"]
 END = ["response.output_text.done", "response.content_part.done", "response.output_item.done"]
@@ -232,15 +232,22 @@ def test_what_is_not_kept_is_said(shared: Running) -> None:
 
 
 def test_memory_for_conversations_is_bounded() -> None:
+    def of_size(n: int) -> KeptResponse:
+        return KeptResponse([{"role": "user", "content": "x" * n}])
+
     kept = Kept(most=3, most_characters=5000)
     for n in range(5):
-        kept.add(f"{n}", [{"role": "user", "content": "x" * 100}])
+        kept.add(f"{n}", of_size(100))
         kept.get("1")
     assert len(kept) == 3 and kept.get("0") is None and kept.get("1") is not None and kept.get("4") is not None
-    kept.add("large", [{"role": "user", "content": "x" * 4300}])
+    kept.add("large", of_size(4100))
     assert len(kept) == 1 and kept.get("large") is not None
-    kept.add("too large", [{"role": "user", "content": "x" * 5000}])
+    kept.add("too large", of_size(5000))
     assert len(kept) == 1 and kept.get("too large") is None
+    assert kept.remove("large") and not kept.remove("large") and len(kept) == 0
+    for n in range(3):  # what was forgotten takes no room
+        kept.add(f"{n}", of_size(1000))
+    assert len(kept) == 3
 
 
 def test_a_failure_is_an_event() -> None:
