@@ -139,3 +139,13 @@ def test_locals_say_what_they_hold(room: str) -> None:
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id in VAGUE_LOCALS
     ]
     check(room, len(names), 0, {**LOCALS_ABOVE}, "assignments to a local of, own, found, given, made or to")
+
+
+def test_no_public_class_name_stands_for_two_things() -> None:
+    places: dict[str, list[str]] = {}
+    for room in ROOMS:
+        for tree in trees(room):
+            for node in tree.body:
+                if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                    places.setdefault(node.name, []).append(room)
+    assert {name: rooms for name, rooms in places.items() if len(rooms) > 1} == {}

@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 from llmcl import __version__
 from llmcl.cli import command
-from llmcl.cli.command import TYPER_SETTINGS, Command
+from llmcl.cli.command import TYPER_SETTINGS, LlmclCommand
 
 # Each command with its line in `llmcl --help`, which replaces the docstring under `python -OO`. The function has the
 # command's name, and EPILOG in its module ends the command's --help.
@@ -54,7 +54,7 @@ class _Commands(Mapping[str, Any]):
         function = getattr(module, name, None) or getattr(module, f"{name}_")  # `list_`: the plain name is a built-in
         app = typer.Typer(**TYPER_SETTINGS)
         text, epilog = inspect.getdoc(function) or line, getattr(module, "EPILOG", None)
-        app.command(name, cls=Command, short_help=line, help=text, epilog=epilog)(function)
+        app.command(name, cls=LlmclCommand, short_help=line, help=text, epilog=epilog)(function)
         return typer.main.get_command(app)
 
     def __iter__(self) -> Iterator[str]:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass
-class Answer:
+class ShownAnswer:
     """The answer shown so far. `stats` arrives with the last token, so an interrupted answer has none."""
 
     n_tokens: int = 0
@@ -74,11 +74,11 @@ def write_plain(text: str) -> None:
     print(text, end="", flush=True)
 
 
-def show(pieces: Generator[Piece, None, None], write: Callable[[str], None] = write_plain) -> Answer:
+def show(pieces: Generator[Piece, None, None], write: Callable[[str], None] = write_plain) -> ShownAnswer:
     """Prints each piece as it comes, with `write`. Ctrl-C ends the answer after the current token and closes `pieces`.
     Before the first token, or on a second Ctrl-C, KeyboardInterrupt is raised at once.
     """
-    answer = Answer()
+    answer = ShownAnswer()
     with _ctrl_c_ends(answer), closing(pieces):
         for piece in pieces:
             write(piece.text)
@@ -93,7 +93,7 @@ def show(pieces: Generator[Piece, None, None], write: Callable[[str], None] = wr
 
 
 @contextmanager
-def _ctrl_c_ends(answer: Answer) -> Iterator[None]:
+def _ctrl_c_ends(answer: ShownAnswer) -> Iterator[None]:
     # An exception inside a token could leave the KV cache and its position inconsistent.
     def on_ctrl_c(signum: int, frame: Any) -> None:
         if answer.interrupted or answer.n_tokens == 0:

@@ -79,10 +79,10 @@ def bench(
     The rows are those of llama-bench. The last one is real generation, with the times between its tokens.
     """
     if batch is not None:
-        several = throughput.Plan(n_prompt, n_gen, batch, repetitions)
+        several = throughput.ThroughputPlan(n_prompt, n_gen, batch, repetitions)
         measure_batch(several, model, random, loading, format=format, output=output, plot=plot)
         return
-    plan = benchmark.Plan(
+    plan = benchmark.BenchmarkPlan(
         n_prompt=tuple(n for n in n_prompt if n),
         n_gen=tuple(n for n in n_gen if n),
         depths=n_depth,
@@ -100,7 +100,7 @@ def bench(
 
 
 def measure_batch(
-    plan: throughput.Plan,
+    plan: throughput.ThroughputPlan,
     model: str | None,
     random: str | None,
     loading: LoadingOrRandom,
@@ -130,7 +130,7 @@ def _note(text: str) -> None:
 
 
 def check_request(
-    plan: benchmark.Plan,
+    plan: benchmark.BenchmarkPlan,
     model: str | None,
     random: str | None,
     quantize: str | None,

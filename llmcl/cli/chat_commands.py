@@ -27,7 +27,7 @@ MAX_FILE_BYTES = 1 << 26
 
 
 @dataclass(frozen=True)
-class Command:
+class ChatCommand:
     names: tuple[str, ...]  # the first name is used in messages
     argument: str  # as in /help: "" for none, [TEXT] if optional
     line: str  # description in /help
@@ -41,7 +41,7 @@ class Command:
         self.run(session, argument)
 
 
-def parse(message: str) -> tuple[Command, str] | None:
+def parse(message: str) -> tuple[ChatCommand, str] | None:
     """Returns the command in a message, with its argument; None for a message to the model.
 
     Raises UsageError if the first word begins with / and is not a command.
@@ -250,18 +250,18 @@ def _stats(session: Session, argument: str) -> None:
 
 
 COMMANDS = (
-    Command(("/help", "/?"), "", "this list", _help),
-    Command(("/reset", "/clear"), "", "forget the conversation", _reset),
-    Command(("/regen",), "", "answer the last message anew", _regen),
-    Command(("/undo",), "", "forget the last message and its answer", _undo),
-    Command(("/system",), "[TEXT]", "show or set the system prompt; none: without one", _system),
-    Command(("/temp",), "[T]", "show or set the temperature", _temp),
-    Command(("/set",), "[NAME VALUE]", "show or set how tokens are drawn, e.g. /set top-p 0.9", _set),
-    Command(("/model",), "[NAME]", "show the model, or go on with another one", _model),
-    Command(("/save",), "FILE", "write the conversation to a file", _save),
-    Command(("/load",), "FILE", "go on with a conversation from a file", _load),
-    Command(("/copy",), "", "copy the last answer to the clipboard", _copy),
-    Command(("/stats",), "", "the timing report of the last answer", _stats),
-    Command(("/exit", "/quit", "/bye"), "", "leave (so do Ctrl-D, and Ctrl-C twice on an empty line)", _exit),
+    ChatCommand(("/help", "/?"), "", "this list", _help),
+    ChatCommand(("/reset", "/clear"), "", "forget the conversation", _reset),
+    ChatCommand(("/regen",), "", "answer the last message anew", _regen),
+    ChatCommand(("/undo",), "", "forget the last message and its answer", _undo),
+    ChatCommand(("/system",), "[TEXT]", "show or set the system prompt; none: without one", _system),
+    ChatCommand(("/temp",), "[T]", "show or set the temperature", _temp),
+    ChatCommand(("/set",), "[NAME VALUE]", "show or set how tokens are drawn, e.g. /set top-p 0.9", _set),
+    ChatCommand(("/model",), "[NAME]", "show the model, or go on with another one", _model),
+    ChatCommand(("/save",), "FILE", "write the conversation to a file", _save),
+    ChatCommand(("/load",), "FILE", "go on with a conversation from a file", _load),
+    ChatCommand(("/copy",), "", "copy the last answer to the clipboard", _copy),
+    ChatCommand(("/stats",), "", "the timing report of the last answer", _stats),
+    ChatCommand(("/exit", "/quit", "/bye"), "", "leave (so do Ctrl-D, and Ctrl-C twice on an empty line)", _exit),
 )
 BY_NAME = {name: command for command in COMMANDS for name in command.names}

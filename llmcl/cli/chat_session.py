@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from llmcl.cli.answer import Answer, show, write_plain
+from llmcl.cli.answer import ShownAnswer, show, write_plain
 from llmcl.cli.chat_screen import screen
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import reading_bar
@@ -36,7 +36,7 @@ class Session:
         self.given = given  # options set by the user; override a model's defaults
         self.quiet = quiet
         self.with_times = with_times  # show a line with times after each answer
-        self.last: Answer | None = None
+        self.last: ShownAnswer | None = None
         self.last_seed: int | None = None
         self.over = False
         self._defaults = dict(request)
@@ -95,7 +95,7 @@ class Session:
         self.request["system_prompt"] = text
         self.conversation.set_system_prompt(text)
 
-    def answer(self, message: str, *, another: bool = False) -> Answer | None:
+    def answer(self, message: str, *, another: bool = False) -> ShownAnswer | None:
         """Shows one answer. Returns None if it was stopped before the first token or did not fit.
 
         another: draw a new seed, even if a seed was set.
@@ -125,7 +125,7 @@ class Session:
         self._say_what_happened(answer)
         return answer
 
-    def _say_what_happened(self, answer: Answer) -> None:
+    def _say_what_happened(self, answer: ShownAnswer) -> None:
         drops = self.conversation.on_full == "drop"
         if self.conversation.dropped and not self.quiet:
             turns = counted(self.conversation.dropped, "turn")

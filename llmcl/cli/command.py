@@ -31,7 +31,7 @@ TYPER_SETTINGS: dict[str, Any] = {
 }
 
 
-class Command(TyperCommand):
+class LlmclCommand(TyperCommand):
     """A command whose --help groups options under headings."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -81,7 +81,7 @@ class _ToStderr(logging.StreamHandler):  # type: ignore[type-arg]
 def run_script(command: Callable[..., None], epilog: str | None = None) -> None:
     """Runs a single-command script; never returns."""
     app = typer.Typer(**TYPER_SETTINGS)
-    app.command(cls=Command, epilog=epilog)(command)
+    app.command(cls=LlmclCommand, epilog=epilog)(command)
     run(app)
 
 

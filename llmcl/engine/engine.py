@@ -21,7 +21,7 @@ from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
 from llmcl.engine.speculation import MakeDrafts, NoDrafts
 from llmcl.engine.stats import GenerationStats, Recorder
-from llmcl.engine.step_loop import Batch, StepLoop
+from llmcl.engine.step_loop import StepBatch, StepLoop
 from llmcl.engine.worker import Answering, End, Worker, nothing
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, check_whole, shown
 from llmcl.models import prefix_file
@@ -42,7 +42,7 @@ PAGE_TOKENS = 64
 MAX_ANSWERS = 1024  # to one prompt
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=StepBatch)
 
 
 def tokens_beside(n_decoding: int) -> int:
@@ -55,7 +55,7 @@ def tokens_beside(n_decoding: int) -> int:
     return max(n_decoding + FEW_TOKENS, 3 * n_decoding)
 
 
-class Served(Protocol):
+class ServedLLM(Protocol):
     """The parts of an `LLM` that an engine needs."""
 
     model_name: str
@@ -104,7 +104,7 @@ class Engine:
 
     def __init__(
         self,
-        llm: Served,
+        llm: ServedLLM,
         make_batch: Callable[[], B],
         max_step_tokens: int | None,
         *,

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from llmcl.engine.logits_processor import LogitsProcessor, process_logits
-from llmcl.engine.matching import Matcher, grammar_of
+from llmcl.engine.matching import TokenMatcher, grammar_of
 from llmcl.engine.prompts import is_list
 from llmcl.engine.speculation import NO_SPECULATION, Speculation
 from llmcl.engine.stats import GenerationStats, Recorder
@@ -157,7 +157,7 @@ def token_ids(
     on_arrival: Callable[[], None] = lambda: None,
     on_logprob: Callable[[LogProb | None], None] = lambda logprob: None,
     speculation: Speculation = NO_SPECULATION,
-    matcher: Matcher | None = None,
+    matcher: TokenMatcher | None = None,
     processor: LogitsProcessor | None = None,
 ) -> Generator[int, None, None]:
     """Prefills `prompt` and yields at most max_tokens sampled ids, the device one step ahead of the host.
@@ -257,7 +257,7 @@ def _sample(
     model: Model,
     sequence: SequenceState,
     on_logprob: Callable[[LogProb | None], None],
-    matcher: Matcher | None,
+    matcher: TokenMatcher | None,
     processor: LogitsProcessor | None,
     last: Sequence[int] = (),
 ) -> Callable[[], list[int]]:
@@ -381,7 +381,7 @@ def pieces(
     load_ms: float = 0.0,
     progress: Progress | None = None,
     speculation: Speculation = NO_SPECULATION,
-    matcher: Matcher | None = None,
+    matcher: TokenMatcher | None = None,
     shown: bool = False,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last piece has the finish reason and the statistics. shown: see PieceWriter."""

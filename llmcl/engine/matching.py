@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
 
 
-class Matcher(Protocol):
+class TokenMatcher(Protocol):
     """Decides which tokens may come next in one answer."""
 
     def mask(self) -> np.ndarray:
@@ -40,12 +40,12 @@ class Matcher(Protocol):
 class Compiled(Protocol):
     """A compiled schema, expression or grammar."""
 
-    def matcher(self) -> Matcher:
+    def matcher(self) -> TokenMatcher:
         """Returns a matcher for one answer."""
         ...
 
 
-def masks_of(matchers: Sequence[Matcher]) -> list[np.ndarray | LlmclError]:
+def masks_of(matchers: Sequence[TokenMatcher]) -> list[np.ndarray | LlmclError]:
     """Returns for each matcher its mask, or the error raised instead."""
     from llmcl.grammar import masks_of
 

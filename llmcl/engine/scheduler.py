@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from llmcl.engine.logits_processor import LogitsProcessor
-from llmcl.engine.matching import Matcher
+from llmcl.engine.matching import TokenMatcher
 from llmcl.errors import UsageError, counted
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState, StepCount
@@ -32,7 +32,7 @@ class Job:
     params: SamplingParams  # seeded, so rereading gives the same answer
     max_tokens: int  # the answer fits into the scheduler's max_context
     priority: int = 0  # higher first
-    matcher: Matcher | None = None  # restricts the next token, after accepting `sampled`; None: no restriction
+    matcher: TokenMatcher | None = None  # restricts the next token, after accepting `sampled`; None: no restriction
     sampled: list[int] = field(default_factory=list)  # ids known to the host
     n_given: int = 0  # tokens the caller has; those missing in `sampled` are computed again
     n_found: int = 0  # prompt tokens found in the cache at the start

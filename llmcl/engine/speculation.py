@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from llmcl.engine.matching import Matcher
+from llmcl.engine.matching import TokenMatcher
 from llmcl.engine.scheduler import Job, Plan
 from llmcl.models.batch import Batch
 from llmcl.models.model import Model
@@ -72,7 +72,7 @@ class Speculation(Protocol):
         """
         ...
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
+    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: TokenMatcher | None = None) -> Sampled:
         """Runs a step that verifies the draft. The returned function raises DeviceError if no token can be chosen.
 
         matcher: has accepted the last sampled token and allows the draft. It restricts all sampled tokens.
@@ -121,7 +121,7 @@ class NoSpeculation:
     def draft(self, unread: int, most: int) -> list[int]:
         return []
 
-    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: Matcher | None = None) -> Sampled:
+    def verify(self, sequence: SequenceState, draft: Sequence[int], matcher: TokenMatcher | None = None) -> Sampled:
         raise NotImplementedError
 
     def decoded(self, sampled: Sampled) -> Sampled:

@@ -23,7 +23,7 @@ from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import SamplingParams
 
 
-class Batch(Protocol):
+class StepBatch(Protocol):
     """Sequences extended together on the device."""
 
     @property
@@ -119,7 +119,7 @@ class StepLoop:
     device computes the step's logits, because logits depend on neither.
     """
 
-    def __init__(self, batch: Batch, scheduler: Scheduler, drafts: StepDrafts | None = None):
+    def __init__(self, batch: StepBatch, scheduler: Scheduler, drafts: StepDrafts | None = None):
         self._batch = batch
         self._scheduler = scheduler
         self._drafts = drafts or NoDrafts()

@@ -34,7 +34,7 @@ _SAMPLES, _SAMPLE_BYTES = 4, 256  # per array, to identify a model
 
 
 @dataclass(frozen=True)
-class LayerInputWeights:
+class LayerInputTensors:
     embedding: Weight  # [vocab, layers size]
     projection: Weight  # [layers size, hidden]
     norm: Buffer  # float32 [size]
@@ -46,7 +46,7 @@ class ModelWeights:
     layers: list[list[BlockWeights]]  # per layer, per block
     final_norm: Buffer  # float32 [hidden]
     head: Weight  # [vocab, hidden]; the embedding itself if tied
-    layer_inputs: LayerInputWeights | None = None
+    layer_inputs: LayerInputTensors | None = None
 
     @property
     def matrices(self) -> list[Weight]:
@@ -141,7 +141,7 @@ def build_weights(
             layers[-1].append(weights_of(block, **matrices, **vectors))
     inputs = None
     if config.layer_input_size:
-        inputs = LayerInputWeights(top["layer_embedding"], top["layer_projection"], vector(LAYER_INPUT_NORM))
+        inputs = LayerInputTensors(top["layer_embedding"], top["layer_projection"], vector(LAYER_INPUT_NORM))
     return ModelWeights(top["embedding"], layers, vector(FINAL_NORM), top.get("head", top["embedding"]), inputs)
 
 

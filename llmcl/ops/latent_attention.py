@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from llmcl.kernels import table
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.latent import LatentAttention, LatentShape
+from llmcl.kernels.common.latent import LatentAttentionKernel, LatentShape
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.sizes import local_size
 from llmcl.kernels.common.step_state import StepState
@@ -72,7 +72,7 @@ def latent_attention(
     last `rope` values count, rotated; out float32 [n, n_heads, rank]. n_splits > 1 requires a step with one token per
     sequence, part_ml float32 [n, n_heads, n_splits, 2] and part_acc float32 [n, n_heads, n_splits, rank].
     """
-    chosen = table.pick(LatentAttention, device, shape.cache.kv_dtype, shape.width, variant)
+    chosen = table.pick(LatentAttentionKernel, device, shape.cache.kv_dtype, shape.width, variant)
     size_constants, width = chosen.size(device, shape)
     heads = size_constants["HEADS"]
     assert isinstance(heads, int)

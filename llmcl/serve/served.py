@@ -55,7 +55,7 @@ class Stream(Protocol):
         ...
 
 
-class Engine(Protocol):
+class AnswerEngine(Protocol):
     """Generates answers, several at a time."""
 
     @property
@@ -74,7 +74,7 @@ class Engine(Protocol):
 class Served:
     """A loaded model."""
 
-    engine: Engine
+    engine: AnswerEngine
     tokenizer: Tokenizer
     name: str
     max_context: int  # most tokens of prompt and answer together

@@ -34,7 +34,7 @@ PROMPT_ROOM_TOKENS = 128  # PROMPT in any chat template
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchmarkPlan:
     """The lengths to measure: prompts, decodes at each depth, and real generation."""
 
     n_prompt: tuple[int, ...] = (512,)
@@ -52,7 +52,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchmarkRow:
     """The result of one test, with llama-bench's JSON names where they exist."""
 
     model: str
@@ -82,11 +82,11 @@ class Row:
 class Result:
     """All rows, and per generation the times between tokens in ms, for the plot."""
 
-    rows: list[Row]
+    rows: list[BenchmarkRow]
     generations_tbt_ms: list[list[float]]
 
 
-def check_context(plan: Plan, max_context: int, origin: str) -> None:
+def check_context(plan: BenchmarkPlan, max_context: int, origin: str) -> None:
     """Raises ContextLengthError if a test in `plan` does not fit into `max_context` tokens."""
     needed = plan.context_tokens()
     if needed > max_context:
@@ -96,7 +96,7 @@ def check_context(plan: Plan, max_context: int, origin: str) -> None:
         )
 
 
-def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> Result:
+def run(llm: LLM, plan: BenchmarkPlan, note: Callable[[str], None] = lambda text: None) -> Result:
     """Runs every test in `plan`; `note` is told what is being measured."""
     check_context(plan, llm.max_context, f"the context of {llm.model_name}")
     note("measuring the device's read bandwidth")
@@ -134,9 +134,9 @@ def _decode_test(n: int, depth: int) -> str:
     return f"tg{n} @ d{depth}" if depth else f"tg{n}"
 
 
-def _row(llm: LLM, test: str, samples_ts: Sequence[float], **figures: Any) -> Row:
+def _row(llm: LLM, test: str, samples_ts: Sequence[float], **figures: Any) -> BenchmarkRow:
     figures = {"n_prompt": 0, "n_gen": 0, "n_depth": 0} | figures
-    return Row(
+    return BenchmarkRow(
         model=llm.model_name,
         size=llm.weight_bytes_per_token,
         n_params=llm.config.n_parameters(),
@@ -153,13 +153,13 @@ def _row(llm: LLM, test: str, samples_ts: Sequence[float], **figures: Any) -> Ro
     )
 
 
-def _prefill_row(llm: LLM, plan: Plan, n: int) -> Row:
+def _prefill_row(llm: LLM, plan: BenchmarkPlan, n: int) -> BenchmarkRow:
     llm.bench_prefill(n)
     samples = [n / llm.bench_prefill(n) for _ in range(plan.repetitions)]
     return _row(llm, f"pp{n}", samples, n_prompt=n)
 
 
-def _decode_row(llm: LLM, plan: Plan, n: int, depth: int, bandwidth: float | None) -> Row:
+def _decode_row(llm: LLM, plan: BenchmarkPlan, n: int, depth: int, bandwidth: float | None) -> BenchmarkRow:
     llm.bench_decode(n, depth)
     runs_s = [llm.bench_decode(n, depth) for _ in range(plan.repetitions)]
     samples = [n / sum(steps) for steps in runs_s]
@@ -174,7 +174,7 @@ def _decode_row(llm: LLM, plan: Plan, n: int, depth: int, bandwidth: float | Non
     )
 
 
-def _generation_row(llm: LLM, plan: Plan, bandwidth: float | None) -> tuple[Row, list[list[float]]]:
+def _generation_row(llm: LLM, plan: BenchmarkPlan, bandwidth: float | None) -> tuple[BenchmarkRow, list[list[float]]]:
     n = plan.generate_tokens
 
     def one_generation(seed: int) -> tuple[Any, list[float]]:
@@ -220,7 +220,7 @@ def decode_bytes(weight_bytes: int, kv_bytes_per_position: int, depth: int, n: i
 # ---- writing results ----------------------------------------------------------------------------------
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[BenchmarkRow]) -> str:
     """llama-bench's columns, then ms per token, GB/s and the share of measured bandwidth; then TBT."""
     header = ["model", "size", "params", "backend", "device", "dtype", "test"]
     header += ["t/s", "ms/token", "GB/s", "of bandwidth"]

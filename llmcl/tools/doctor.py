@@ -23,7 +23,7 @@ from llmcl import reference
 from llmcl.errors import LlmclError
 from llmcl.kernels import table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, AttentionShape, RopeAppend
-from llmcl.kernels.common.latent import LatentAttention
+from llmcl.kernels.common.latent import LatentAttentionKernel
 from llmcl.kernels.common.linear import LinearDecode, LinearFewRows, LinearPrefill
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
 from llmcl.kernels.common.step_state import RING, StepState
@@ -129,7 +129,7 @@ def checks() -> list[Check]:
         ("attention_decode", table.implementations(AttentionDecode), _attention_decode, KV_DTYPES),
         ("attention_prefill", table.implementations(AttentionPrefill), _attention_prefill, KV_DTYPES),
         ("rope_append", table.implementations(RopeAppend), _rope_append, KV_DTYPES),
-        ("latent_attention", table.implementations(LatentAttention), latent_attention_error, KV_DTYPES),
+        ("latent_attention", table.implementations(LatentAttentionKernel), latent_attention_error, KV_DTYPES),
     ]
     all_checks = [
         Check(kernel, row, dtype, partial(run, variant=row.name, dtype=dtype), rows)

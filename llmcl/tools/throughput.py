@@ -34,7 +34,7 @@ GREEDY = SamplingParams(seed=0)
 
 
 @dataclass(frozen=True)
-class Plan:
+class ThroughputPlan:
     """The plan: every combination of prompt length, answer length and number of sequences; each reports the
     median run."""
 
@@ -49,7 +49,7 @@ class Plan:
 
 
 @dataclass(frozen=True)
-class Row:
+class ThroughputRow:
     """One test; pp, tg, pl, n_kv, t_pp, s_pp, t_tg, s_tg, t and s as in llama-batched-bench."""
 
     model: str
@@ -70,7 +70,7 @@ class Row:
     bandwidth_share: float | None
 
 
-def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -> list[Row]:
+def run(llm: LLM, plan: ThroughputPlan, note: Callable[[str], None] = lambda text: None) -> list[ThroughputRow]:
     """Runs every test in `plan` with a separate batch; `note` is told what is being measured."""
     note("measuring the device's read bandwidth")
     bandwidth = measured_bandwidth(llm, note)
@@ -87,7 +87,7 @@ def run(llm: LLM, plan: Plan, note: Callable[[str], None] = lambda text: None) -
                 t_pp, t_tg = (median(times) for times in zip(*runs, strict=True))
                 nbytes = decode_bytes(llm.weight_bytes_per_token, pl * llm.kv_bytes_per_position, pp, tg)
                 rows.append(
-                    Row(
+                    ThroughputRow(
                         llm.model_name,
                         llm.device.name,
                         llm.dtype,
@@ -160,7 +160,7 @@ def run_steps(
     return ends, inputs
 
 
-def markdown(rows: Sequence[Row]) -> str:
+def markdown(rows: Sequence[ThroughputRow]) -> str:
     """llama-batched-bench's columns, then ms per step and the share of measured bandwidth."""
     header = ["model", "device", "dtype", "PP", "TG", "PL", "N_KV", "T_PP s", "S_PP t/s", "T_TG s", "S_TG t/s"]
     header += ["T s", "S t/s", "ms/step", "of bandwidth"]
@@ -179,11 +179,11 @@ def markdown(rows: Sequence[Row]) -> str:
     return markdown_table(header, table, left=3)
 
 
-def _times(row: Row) -> tuple[float, ...]:
+def _times(row: ThroughputRow) -> tuple[float, ...]:
     return row.t_pp, row.s_pp, row.t_tg, row.s_tg, row.t, row.s
 
 
-def plot(rows: Sequence[Row], path: str) -> None:
+def plot(rows: Sequence[ThroughputRow], path: str) -> None:
     """Draws tokens per second over all sequences against step time, which is each stream's time between tokens."""
     curves = {}
     for pp, tg in dict.fromkeys((row.pp, row.tg) for row in rows):

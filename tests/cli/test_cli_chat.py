@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 from echo_engine import Engine
 
-from llmcl.cli.answer import Answer
+from llmcl.cli.answer import ShownAnswer
 from llmcl.cli.chat_input import read_message
 
 
@@ -94,12 +94,12 @@ def test_ctrl_c_throws_away_a_half_typed_line(monkeypatch: pytest.MonkeyPatch) -
 def test_ctrl_c_right_after_an_answer_goes_back_to_the_prompt(
     engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(answer: Answer, max_tokens: int) -> str | None:
+    def interrupted(answer: ShownAnswer, max_tokens: int) -> str | None:
         if answer.n_tokens == 2:
             signal.raise_signal(signal.SIGINT)
         return None
 
-    monkeypatch.setattr(Answer, "why_cut", interrupted)
+    monkeypatch.setattr(ShownAnswer, "why_cut", interrupted)
     type_in(monkeypatch, "one two", "three")
     assert invoke("chat", "-m", "m") == 0
     assert capsys.readouterr().out == "one two \nthree \n"

@@ -501,5 +501,5 @@ def test_runs_of_layers(default_device: Device, tmp_path: Path, monkeypatch: pyt
     ]
     assert why_separate(model.layers, model.decode_ops) == "layers 2 to 3: too big"
     notes: list[str] = []
-    benchmark.run(llm, benchmark.Plan(n_prompt=(), n_gen=(2,), generate_tokens=0, repetitions=1), notes.append)
+    benchmark.run(llm, benchmark.BenchmarkPlan(n_prompt=(), n_gen=(2,), generate_tokens=0, repetitions=1), notes.append)
     assert "decode is not one kernel: layers 2 to 3: too big" in notes

@@ -14,12 +14,12 @@ from programs import TINY_SHAPE, Run, run_script
 
 from llmcl.tools import throughput
 from llmcl.tools.rows import format_rows
-from llmcl.tools.throughput import Row
+from llmcl.tools.throughput import ThroughputRow
 
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 ROWS = [
-    Row(
+    ThroughputRow(
         "m", "d", "bfloat16", "float16", 128, 32, pl, pl * 160, 0.5, pl * 256.0, 0.64, pl * 50.0, 1.14, 1.0, 20.0, share
     )
     for pl, share in ((1, 0.5), (8, None))

@@ -56,7 +56,9 @@ class Engine:
             yield Piece("x", i, 10.0 if i else None, *end)
 
 
-def measure(engine: Any, plan: benchmark.Plan, note: Callable[[str], None] = lambda text: None) -> benchmark.Result:
+def measure(
+    engine: Any, plan: benchmark.BenchmarkPlan, note: Callable[[str], None] = lambda text: None
+) -> benchmark.Result:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(roofline, "read_bandwidth", lambda device: device.read_bandwidth())
         patch.setattr(benchmark, "why_separate", lambda layers, ops: None)
@@ -65,7 +67,7 @@ def measure(engine: Any, plan: benchmark.Plan, note: Callable[[str], None] = lam
 
 @pytest.fixture
 def result() -> benchmark.Result:
-    plan = benchmark.Plan(n_prompt=(200,), n_gen=(8,), depths=(0, 100), generate_tokens=5, repetitions=2)
+    plan = benchmark.BenchmarkPlan(n_prompt=(200,), n_gen=(8,), depths=(0, 100), generate_tokens=5, repetitions=2)
     return measure(Engine(), plan)
 
 
@@ -75,7 +77,7 @@ def test_rows_are_named_as_in_llama_bench(result: benchmark.Result) -> None:
 
 def test_each_test_is_warmed_up_and_repeated() -> None:
     engine = Engine()
-    measure(engine, benchmark.Plan((16,), (4,), (32,), 4, repetitions=2))
+    measure(engine, benchmark.BenchmarkPlan((16,), (4,), (32,), 4, repetitions=2))
     assert engine.calls == [("pp", 16, 0)] * 3 + [("tg", 4, 32)] * 3 + [("gen", 4, seed) for seed in (0, 1, 2)]
 
 
@@ -99,7 +101,7 @@ def test_standard_deviation_is_over_repetitions(monkeypatch: pytest.MonkeyPatch)
     engine = Engine()
     seconds = iter([1.0, 0.5, 0.25])  # the first is the warm-up
     monkeypatch.setattr(engine, "bench_prefill", lambda n_tokens: next(seconds))
-    (row,) = measure(engine, benchmark.Plan((100,), (), (0,), 0, repetitions=2)).rows
+    (row,) = measure(engine, benchmark.BenchmarkPlan((100,), (), (0,), 0, repetitions=2)).rows
     assert row.samples_ts == (200.0, 400.0)
     assert row.avg_ts == 300.0
     assert row.stddev_ts == pytest.approx(141.42, rel=1e-4)
@@ -113,7 +115,7 @@ def test_no_memory_for_the_probe_leaves_the_share_out() -> None:
         raise OutOfDeviceMemoryError("full")
 
     engine.device.read_bandwidth = refuse
-    (row,) = measure(engine, benchmark.Plan((), (4,), (0,), 0, repetitions=1), notes.append).rows
+    (row,) = measure(engine, benchmark.BenchmarkPlan((), (4,), (0,), 0, repetitions=1), notes.append).rows
     assert row.bandwidth_share is None and row.gb_per_s is not None
     assert any("full" in note for note in notes)
     assert "of bandwidth" in format_rows([row], "md", benchmark.markdown)
@@ -166,7 +168,7 @@ def test_markdown_has_llama_benchs_columns_and_the_share(result: benchmark.Resul
 
 
 def test_context_is_checked_before_measuring() -> None:
-    plan = benchmark.Plan((512,), (128,), (0, 4096), 0)
+    plan = benchmark.BenchmarkPlan((512,), (128,), (0, 4096), 0)
     assert plan.context_tokens() == 4224
     engine = Engine()
     with pytest.raises(ContextLengthError, match=r"4224.*1024"):

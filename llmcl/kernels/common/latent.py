@@ -53,7 +53,7 @@ class LatentShape:
         return cost
 
 
-class LatentAttention(Implementation):
+class LatentAttentionKernel(Implementation):
     """Attends each token's query heads to the cached rows of the token's sequence."""
 
     @abstractmethod

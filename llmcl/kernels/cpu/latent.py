@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
+from llmcl.kernels.common.latent import LatentAttentionKernel, LatentShape, LinearHeads
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.cpu.dot_product import dot_form
@@ -15,7 +15,7 @@ BLOCK = 4  # heads, and column vectors, with sums in registers
 TOKENS = 32  # tokens per head while the head's tiles are in cache
 
 
-class CpuLatentAttention(LatentAttention):
+class CpuLatentAttention(LatentAttentionKernel):
     name, file = "cpu", "cpu/latent_attention.cl"
 
     def supports_device(self, device: Device) -> bool:

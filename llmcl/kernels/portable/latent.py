@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.latent import LatentAttention, LatentShape, LinearHeads
+from llmcl.kernels.common.latent import LatentAttentionKernel, LatentShape, LinearHeads
 from llmcl.kernels.common.sizes import has_few_registers, largest_divisor, power_of_two_at_least, power_of_two_at_most
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.implementation import Size
@@ -14,7 +14,7 @@ MAX_HEADS = 4  # per work-group: the sums stay in registers
 TOKENS = 4  # tokens per head tile while the tile is in cache
 
 
-class PortableLatentAttention(LatentAttention):
+class PortableLatentAttention(LatentAttentionKernel):
     name, file = "portable", "portable/latent_attention.cl"
 
     def supports_device(self, device: Device) -> bool:
