@@ -210,14 +210,14 @@ class Batch:
         wanted, sampled = [*range(len(decode))], [*decode]
         n_rows = len(decode)
         for chunk in chunks:
-            sequence, place = chunk.sequence, self._slots[chunk.sequence]
-            runs.append(Run(place, sequence.position, chunk.token_ids))
+            sequence, slot = chunk.sequence, self._slots[chunk.sequence]
+            runs.append(Run(slot, sequence.position, chunk.token_ids))
             n_rows += len(chunk.token_ids)
             if chunk.is_last:
                 wanted.append(n_rows - 1)
                 sampled.append(sequence)
-                self.step_state.write_pages(sequence.pages, place)
-                self.step_state.write_sequence(place, sequence.position + len(chunk.token_ids) - 1, sequence.n_sampled)
+                self.step_state.write_pages(sequence.pages, slot)
+                self.step_state.write_sequence(slot, sequence.position + len(chunk.token_ids) - 1, sequence.n_sampled)
         if sampled:
             self._begin_step(sampled)
         self.ragged.run(self.model, runs, wanted)

@@ -122,16 +122,16 @@ class KVCache:
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
         """Takes over another sequence's cached beginning of `prompt`, before `sequence` becomes `prompt`."""
 
-    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
+    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, slot: int = 0) -> None:
         """Makes room for the sequence's next n_tokens, which fit into max_context, and tells the device their location.
 
-        place: the sequence's slot in a step with several sequences.
+        slot: the sequence's slot in a step with several sequences.
         """
-        self._prepare_state(step, self.own(sequence), place)
+        self._prepare_state(step, self.own(sequence), slot)
 
-    def _prepare_state(self, step: StepState, sequence: SequenceState, place: int) -> None:
+    def _prepare_state(self, step: StepState, sequence: SequenceState, slot: int) -> None:
         if self.states is not None:
-            step.write_recurrent_slot(self.states.begin(sequence, self._forget), place)
+            step.write_recurrent_slot(self.states.begin(sequence, self._forget), slot)
 
     def advance(self, sequence: SequenceState, n_tokens: int) -> None:
         """Marks the next n_tokens as added to the recurrent states. Called between `prepare` and the step."""

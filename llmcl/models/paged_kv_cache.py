@@ -177,7 +177,7 @@ class PagedKVCache(KVCache):
     def pages_for(self, n_tokens: int) -> int:
         return -(-n_tokens // self.page_tokens)
 
-    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, place: int = 0) -> None:
+    def prepare(self, step: StepState, sequence: SequenceState, n_tokens: int, slot: int = 0) -> None:
         """Gives the sequence exclusive pages for its next n_tokens, and sends its page table to the device.
 
         Raises OutOfDeviceMemoryError, and changes nothing, if the pool has too few free pages.
@@ -186,8 +186,8 @@ class PagedKVCache(KVCache):
         first, filled = divmod(sequence.position, self.page_tokens)
         if not self._goes_on(sequence, first, filled, n_tokens):
             self._make_room(sequence, first, filled, n_tokens)
-        step.write_pages(sequence.pages, place)
-        self._prepare_state(step, sequence, place)
+        step.write_pages(sequence.pages, slot)
+        self._prepare_state(step, sequence, slot)
 
     def _goes_on(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> bool:
         """Returns whether the last page is exclusive and has room: true in most decode steps."""

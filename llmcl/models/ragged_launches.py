@@ -46,10 +46,10 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
     batch_ops: makes ops for steps with one row per sequence, from a row limit and activations.
     """
     device, shape = model.device, model.cache.shape
-    places = model.act.logits.nbytes // (4 * model.config.vocab_size)
-    wanted = wanted_rows(device, model.act, places, model.config)
-    few = few_rows(places)
-    decoding = rows_that_decode(model, places, batch_ops)
+    slots = model.act.logits.nbytes // (4 * model.config.vocab_size)
+    wanted = wanted_rows(device, model.act, slots, model.config)
+    few = few_rows(slots)
+    decoding = rows_that_decode(model, slots, batch_ops)
     of_batch = batch_ops(few[-1], model.act)
     step = RaggedStep(device, max_rows, of_batch.step)
     context = device, model.config, step, model.act
@@ -67,12 +67,12 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
 
 
 def rows_that_decode(
-    model: Model, places: int, batch_ops: Callable[[int, Activations], PrefillOps]
+    model: Model, slots: int, batch_ops: Callable[[int, Activations], PrefillOps]
 ) -> list[tuple[int, RowAttention]]:
     """Returns the attention of decoding rows by row limit. A few rows split their keys into more parts than many rows,
     as in pure decode steps.
     """
-    few, rows = few_rows(places), list[tuple[int, RowAttention]]()
+    few, rows = few_rows(slots), list[tuple[int, RowAttention]]()
     for most in sorted({few[0], few[-1]}):
         attention = batch_ops(most, model.act).attention
         assert isinstance(attention, RowAttention)
