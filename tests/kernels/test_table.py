@@ -27,12 +27,12 @@ from llmcl.models.batch import Batch
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
-from llmcl.models.verification import Verification
 from llmcl.models.weights import WeightTypes, load_weights, random_weights, stored_formats
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import KernelSource
+from llmcl.speculation.verification import Verification
 
 KERNELS = Path(llmcl.__file__).parent / "kernels"
 KINDS = (LinearDecode, LinearPrefill, AttentionDecode, AttentionPrefill, RopeAppend, PackKeys)
