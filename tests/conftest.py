@@ -34,7 +34,7 @@ from hypothesis import settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
 from tiers import is_full
-from which_devices import chosen_devices, named_devices, not_chosen, runs_variant, taken
+from which_devices import chosen_devices, named_devices, not_chosen, runs_variant
 
 from llmcl.runtime.cache_files import cache_dir, make_folder
 from llmcl.runtime.device_probe import checked
@@ -224,16 +224,6 @@ def default_device(default_entry: DeviceEntry) -> Iterator[Device]:
     opened = Device.open(default_entry)
     yield opened
     opened.close()
-
-
-@pytest.fixture(scope="session")
-def entry_as_gpu(default_entry: DeviceEntry) -> DeviceEntry:
-    """A device that gets the kernels for GPUs: a software renderer, or else the default device taken for a GPU.
-
-    Mesa compiles the portable kernels in a sixth of the time that Intel's runtime takes.
-    """
-    renderers = (entry for entry in tested_devices().values() if entry.is_software)
-    return next(renderers, taken(default_entry, "as a GPU"))
 
 
 @pytest.fixture(scope="session")

@@ -332,7 +332,7 @@ def test_mods_of_the_user(default_device: Device, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["cpu", pytest.param("gpu", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["cpu", "gpu"])
 def test_mods_are_called_with_the_place(kind: str, default_device: Device, tmp_path: Path) -> None:
     """In a prompt, beside others, and alone: as a model whose functions have that number in place of b."""
     entry = replace(default_device.entry, kind=kind)

@@ -29,6 +29,7 @@ from helpers import (
     with_blocks,
 )
 from late_kernels import compile_when_used
+from tiers import is_full
 
 import llmcl
 from llmcl import reference
@@ -39,9 +40,10 @@ from llmcl.errors import UnsupportedModelError, UsageError
 from llmcl.kernels.common.mods import NO_MODS
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.runtime.device import Device
-from llmcl.runtime.platforms import DeviceEntry
 from llmcl.tokenizer.chat_template import render
 
+if not is_full():  # the persistent kernels take seconds to compile
+    pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4
@@ -110,7 +112,7 @@ def cases(names: Iterable[str], *, both: bool) -> list[Any]:
 
 
 @pytest.fixture(scope="module")
-def device_as(default_device: Device, entry_as_gpu: DeviceEntry) -> Iterator[Callable[[str], Device]]:
+def device_as(default_device: Device) -> Iterator[Callable[[str], Device]]:
     """device_as(kind): opened once for all models, as a driver takes milliseconds to load each compiled program."""
     own = default_device.entry
     others: dict[str, Device] = {}
@@ -119,7 +121,7 @@ def device_as(default_device: Device, entry_as_gpu: DeviceEntry) -> Iterator[Cal
         if kind in ("as it is", own.kind):
             return default_device
         if kind not in others:
-            others[kind] = Device.open(entry_as_gpu if kind == "gpu" else dataclasses.replace(own, kind=kind))
+            others[kind] = Device.open(dataclasses.replace(own, kind=kind))
         return others[kind]
 
     yield device_as
@@ -129,7 +131,7 @@ def device_as(default_device: Device, entry_as_gpu: DeviceEntry) -> Iterator[Cal
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest, device_as: Callable[[str], Device]) -> Device:
-    """The device with its own kernels or those of a CPU, or one with the kernels for GPUs.
+    """The device with its own kernels, those of a CPU, or as a GPU the portable ones on the same device.
 
     Where a family is met in a further shape, no CPU has a persistent kernel but of IN_ONE_LAUNCH.
     """

@@ -24,6 +24,7 @@ from helpers import (
 )
 from late_kernels import compile_when_used
 from made_configs import gguf_of, hf
+from tiers import is_full
 
 import llmcl
 from llmcl.architectures.config import ModelConfig, RopeScaling, config_from_gguf
@@ -33,6 +34,8 @@ from llmcl.checkpoint import open_checkpoint
 from llmcl.convert import convert
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
+if not is_full():  # the persistent kernels take seconds to compile
+    pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4

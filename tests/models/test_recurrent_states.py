@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from helpers import random_weights, relative_error, save_folder, small_config
 from late_kernels import compile_when_used
+from tiers import is_full
 
 import llmcl
 from llmcl.architectures.families.family import LayerSettings
@@ -28,6 +29,8 @@ from llmcl.models.weights import random_types
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 
+if not is_full():  # the persistent kernels take seconds to compile
+    pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 SAME = 2e-5  # two orders of summation, both in float32
