@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
@@ -25,9 +25,9 @@ class Implementation(ABC):
     name: str
     file: str
 
-    @abstractmethod
     def supports_device(self, device: Device) -> bool:
-        """Tells whether the device can run the kernel."""
+        """Tells whether the device can run the kernel. By default any device runs it, the variant "cpu" a CPU."""
+        return self.name != "cpu" or device.is_cpu
 
     def supports(self, dtype: str, size: int) -> bool:
         """Tells whether the kernel supports a storage type and a size: a product's columns, or a head's dimensions."""

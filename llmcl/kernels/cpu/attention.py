@@ -72,9 +72,6 @@ class CpuAttentionDecode(AttentionDecode):
     name, file = "cpu", "cpu/attention_decode.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "N_SPLITS", "SCALE"
 
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
-
     def default_block_n(self, device: Device) -> int:
         return 16  # one key tile, so memory is read in a single sequential stream
 
@@ -92,9 +89,6 @@ class CpuAttentionPrefill(AttentionPrefill):
     name, file = "cpu", "cpu/attention_prefill.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "Q_STRIDE", "SCALE"
     block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile favours few rows
-
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
 
     def operand_dtype(self, device: Device, shape: AttentionShape) -> str:
         exact = shape.exact_queries or shape.kv_dtype == "float32" or not bf16_dot_form(device)
@@ -149,9 +143,6 @@ class CpuRopeAppend(RopeAppend):
     name, file = "cpu", "cpu/rope_append.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS"
 
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
-
     def supports(self, dtype: str, size: int) -> bool:
         return dtype not in QUANTIZED
 
@@ -161,9 +152,6 @@ class CpuRopeAppend(RopeAppend):
 
 class CpuPackKeys(PackKeys):
     name, file = "cpu", "cpu/pack_keys.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
 
     def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:
         return {}, (n_tiles, heads, 1), (1, 1, 1)

@@ -31,9 +31,6 @@ GROUPS_PER_CORE = 16
 class CpuExpertsGateUp(ExpertsGateUp):
     name, file = "cpu", "cpu/experts_gate_up.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
-
     def size(self, device: Device, product: ExpertProduct) -> Size:
         return _size(device, product, product.units * product.top_k)
 
@@ -41,18 +38,12 @@ class CpuExpertsGateUp(ExpertsGateUp):
 class CpuExpertsDown(ExpertsDown):
     name, file = "cpu", "cpu/experts_down.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
-
     def size(self, device: Device, product: ExpertProduct) -> Size:
         return _size(device, product, product.units)
 
 
 class CpuExpertsPrefill(ExpertsPrefill):
     name, file = "cpu", "cpu/experts_prefill.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         if dot := _dot(device, product.part.dtype, product.weight.exact_activations):

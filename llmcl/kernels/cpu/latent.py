@@ -18,9 +18,6 @@ TOKENS = 32  # tokens per head while the head's tiles are in cache
 class CpuLatentAttention(LatentAttentionKernel):
     name, file = "cpu", "cpu/latent_attention.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
-
     def size(self, device: Device, shape: LatentShape) -> tuple[dict[str, object], int]:
         heads = largest_divisor(shape.n_heads, MAX_HEADS)
         columns = largest_divisor(shape.rank // 16, BLOCK)
@@ -29,9 +26,6 @@ class CpuLatentAttention(LatentAttentionKernel):
 
 class CpuLinearHeads(LinearHeads):
     name, file = "cpu", "cpu/linear_heads.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
         constants: dict[str, object] = {"TOKENS": TOKENS}

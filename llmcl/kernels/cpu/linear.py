@@ -153,9 +153,6 @@ class CpuLinearDecode(LinearDecode):
     name, file = "cpu", "cpu/linear_decode.cl"
     arguments = "N", "N_TILES"
 
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
-
     def size(self, device: Device, product: Product) -> Size:
         exact = product.weight.exact_activations
         constants = {"DOT": 0 if exact else dot_form(device)} if product.part.dtype in QUANTIZED else {}
@@ -166,9 +163,6 @@ class CpuLinearDecode(LinearDecode):
 class CpuLinearPrefill(LinearPrefill):
     name, file = "cpu", "cpu/linear_prefill.cl"
     arguments = "N", "N_TILES", "OUT_STRIDE"
-
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         if dot := _dot(device, dtype, exact_activations):
@@ -198,9 +192,6 @@ class CpuLinearFewRows(LinearFewRows):
 
     name, file = "cpu", "cpu/linear_prefill.cl"
     arguments = "N", "N_TILES", "OUT_STRIDE"
-
-    def supports_device(self, device: Device) -> bool:
-        return device.is_cpu
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         if dot := _dot(device, dtype, exact_activations):

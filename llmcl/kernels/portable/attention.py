@@ -32,9 +32,6 @@ MANY_ROWS_BLOCK = 64  # queries per work-group when work-items have many
 class PortableAttentionDecode(AttentionDecode):
     name, file = "portable", "portable/attention_decode.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return True
-
     one_split_keys = 256
 
     def default_block_n(self, device: Device) -> int:
@@ -61,9 +58,6 @@ class PortableAttentionDecode(AttentionDecode):
 
 class PortableAttentionPrefill(AttentionPrefill):
     name, file = "portable", "portable/attention_prefill.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         return request.q_block is None or request.q_block % 8 == 0
@@ -149,9 +143,6 @@ def local_bytes(head_dim: int, dtype: str, block_m: int, block_n: int, staged_di
 class PortableRopeAppend(RopeAppend):
     name, file = "portable", "portable/rope_append.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return True
-
     def size(self, device: Device, shape: AttentionShape) -> tuple[dict[str, object], int, int]:
         width = local_size(device, 256)
         return {"LOCAL_SIZE": width}, 1, width
@@ -159,9 +150,6 @@ class PortableRopeAppend(RopeAppend):
 
 class PortablePackKeys(PackKeys):
     name, file = "portable", "portable/pack_keys.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:
         return {}, (head_dim, n_tiles, heads), (16, 1, 1)

@@ -23,9 +23,6 @@ FEW_ROWS_EXPECTED = 4  # tokens in a step with few rows; together their work-gro
 class PortableExpertsGateUp(ExpertsGateUp):
     name, file = "portable", "portable/experts_gate_up.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return True
-
     def size(self, device: Device, product: ExpertProduct) -> Size:
         constants = decode_size(device, product.part.dtype, product.weight.k, product.units * product.top_k)
         return constants, lambda n: (product.units, n * product.top_k), (constants["LOCAL_SIZE"], 1)
@@ -33,9 +30,6 @@ class PortableExpertsGateUp(ExpertsGateUp):
 
 class PortableExpertsDown(ExpertsDown):
     name, file = "portable", "portable/experts_down.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         constants = large_pieces(device, product.part.dtype, product.weight.k * product.top_k, product.units)
@@ -65,9 +59,6 @@ class PortableExpertsFewRows(ExpertsFewRows):
 
 class PortableExpertsPrefill(ExpertsPrefill):
     name, file = "portable", "portable/experts_prefill.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         rows = 4 if has_small_blocks(device) else 8

@@ -17,9 +17,6 @@ TOKENS = 4  # tokens per head tile while the tile is in cache
 class PortableLatentAttention(LatentAttentionKernel):
     name, file = "portable", "portable/latent_attention.cl"
 
-    def supports_device(self, device: Device) -> bool:
-        return True
-
     def size(self, device: Device, shape: LatentShape) -> tuple[dict[str, object], int]:
         most = min(256, power_of_two_at_most(device.entry.max_work_group_size))
         width = min(most, max(64, power_of_two_at_least(shape.rank // 4)))
@@ -28,9 +25,6 @@ class PortableLatentAttention(LatentAttentionKernel):
 
 class PortableLinearHeads(LinearHeads):
     name, file = "portable", "portable/linear_heads.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
         constants = decode_size(device, part.dtype, weight.k, part.n_tiles)

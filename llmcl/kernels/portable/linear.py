@@ -22,9 +22,6 @@ class PortableLinearDecode(LinearDecode):
     name, file = "portable", "portable/linear_decode.cl"
     most_vectors = 4  # per piece of quantised weights
 
-    def supports_device(self, device: Device) -> bool:
-        return True
-
     def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
         dtype, k, n_tiles = product.part.dtype, product.weight.k, product.part.n_tiles
         default = large_pieces(device, dtype, k, n_tiles, product.tiles_at_once, self.most_vectors)
@@ -41,9 +38,6 @@ class PortableLinearDecode(LinearDecode):
 
 class PortableLinearPrefill(LinearPrefill):
     name, file = "portable", "portable/linear_prefill.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def choices(self, device: Device, product: Product) -> Mapping[str, Sequence[int]]:
         is_small = has_small_blocks(device)
@@ -64,9 +58,6 @@ class PortableLinearFewRows(LinearFewRows):
     name, file = "portable", "portable/linear_few_rows.cl"
     kernel = "linear_few_rows"
     most_vectors = 4  # per super-block piece
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def size(self, device: Device, product: Product, layout: ActivationLayout | None) -> Size:
         dtype, k = product.part.dtype, product.weight.k
