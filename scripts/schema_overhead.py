@@ -7,13 +7,13 @@ that what else the machine does meets both alike.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 from typing import Annotated, Any
 
 import numpy as np
+from compare_engines import note
 from made_vocabulary import made_tokenizer
 
 from llmcl.cli import options as opt
@@ -75,11 +75,11 @@ def schema_overhead(
     print("| sequences | TBT, ms | with a schema | ratio (quartiles) |\n|---:|---:|---:|---:|")
     with load_model(model, loading, random=random, ctx_size=context, quiet=False) as llm:
         if not llm.has_tokenizer:
-            _note("making a vocabulary")
+            note("making a vocabulary")
             llm.tokenizer = made_tokenizer(llm.config.vocab_size)
         for plan in plans:
             with llm.engine(max_sequences=plan.sequences) as engine:
-                print(row(plan, measure(engine, llm.config.vocab_size, plan, _note)), flush=True)
+                print(row(plan, measure(engine, llm.config.vocab_size, plan, note)), flush=True)
 
 
 def measure(engine: Engine, vocab_size: int, plan: Plan, note: Callable[[str], None]) -> list[tuple[float, float]]:
@@ -108,10 +108,6 @@ def row(plan: Plan, found: list[tuple[float, float]]) -> str:
     plain, matched = (median(pair[side] for pair in found) for side in (0, 1))
     low, middle, high = np.quantile([b / a for a, b in found], (0.25, 0.5, 0.75))
     return f"| {plan.sequences} | {plain:.3f} | {matched:.3f} | {middle:.3f} ({low:.3f} to {high:.3f}) |"
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated, Any
 
 import arrivals
 import chunks
+from compare_engines import note
 
 from llmcl.cli import options as opt
 from llmcl.cli.command import run_script
@@ -112,16 +112,12 @@ def throughput_benchmark(
     check_writable("-o/--output", output)
     with load_model(model, loading, random=random, ctx_size=plan.context_tokens(), quiet=False) as llm:
         if isinstance(plan, arrivals.Plan):
-            loads = arrivals.run(llm, plan, _note)
+            loads = arrivals.run(llm, plan, note)
             write_rows(loads, format, output, arrivals.markdown)
             if plot is not None:
                 arrivals.plot(loads, plot)
         else:
-            write_rows(chunks.run(llm, plan, _note), format, output, chunks.markdown)
-
-
-def _note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+            write_rows(chunks.run(llm, plan, note), format, output, chunks.markdown)
 
 
 if __name__ == "__main__":

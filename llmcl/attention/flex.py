@@ -274,13 +274,11 @@ def _for_few_queries(
     """Returns the kernel for few queries if it supports the call: all queries must see the same key blocks."""
     if options.variant is not None or options.kernel_options or device.kernel_options:
         return None
-    if block_mask is not None and (problem.n_queries > block_mask.BLOCK_SIZE[0] or _differs_by_head(block_mask)):
-        return None
+    if block_mask is not None:
+        differs_by_head = block_mask.shape[1] > 1 and block_mask.kv_num_blocks.strides[1] != 0
+        if differs_by_head or problem.n_queries > block_mask.BLOCK_SIZE[0]:
+            return None
     return few_queries_implementation(device, problem.kv_dtype, problem.width, problem.group_rows)
-
-
-def _differs_by_head(block_mask: BlockMask) -> bool:
-    return block_mask.shape[1] > 1 and block_mask.kv_num_blocks.strides[1] != 0
 
 
 def _check_kinds(block_mask: Any, scale: Any) -> None:

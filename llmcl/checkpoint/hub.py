@@ -55,10 +55,6 @@ def quantisation(file: str) -> str | None:
     return match[1].upper() if match else None
 
 
-def _gguf(folder: Path) -> list[Path]:
-    return sorted(folder.rglob("*.gguf"))
-
-
 class Hub:
     """A model on a hub. endpoint and cache_dir: None uses the environment's values."""
 
@@ -107,9 +103,8 @@ class Hub:
             return self._download_file(self._of_quantisation(name, sizes))
 
         def cached() -> Path | None:
-            files = {
-                path.relative_to(folder).as_posix(): path for folder in self._snapshots() for path in _gguf(folder)
-            }
+            paths = [(folder, path) for folder in self._snapshots() for path in sorted(folder.rglob("*.gguf"))]
+            files = {path.relative_to(folder).as_posix(): path for folder, path in paths}
             return files[self._of_quantisation(name, files)] if files else None
 
         return self._fetch(download, cached)

@@ -140,7 +140,7 @@ class Screen:
 
     def _emit(self, text: str, limit: int) -> None:
         for char in text:
-            if not char.isprintable() and not _joins(char):
+            if not char.isprintable() and char not in "\u200c\u200d":  # invisible joiners in emoji and scripts
                 char = ascii(char)[1:-1]  # an answer must not steer the terminal
             width = _width(char)
             if self._column + width > limit and not self._fenced:
@@ -164,11 +164,6 @@ class Screen:
     def _break_line(self) -> None:
         self._out.append("\n")
         self._column, self._word, self._word_width = 0, "", 0
-
-
-def _joins(char: str) -> bool:
-    """Returns whether a character is an invisible joiner in emoji and scripts."""
-    return char in "\u200c\u200d"
 
 
 def _width(text: str) -> int:

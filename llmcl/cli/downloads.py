@@ -17,7 +17,7 @@ from llmcl.errors import CheckpointError, HubError, LlmclError, UsageError, coun
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
-    from huggingface_hub import CachedRepoInfo, HFCacheInfo
+    from huggingface_hub import HFCacheInfo
 
 PANEL = "Arguments"
 ModelName = Annotated[str, typer.Argument(metavar="MODEL", rich_help_panel=PANEL, help=opt.MODEL_HELP)]
@@ -152,7 +152,7 @@ def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
     for repo in sorted(repos, key=lambda repo: repo.repo_id.lower()):
         if repo.repo_type != "model" or not repo.revisions:
             continue
-        revision = _newest(repo)
+        revision: Any = repo.refs.get("main") or max(repo.revisions, key=lambda revision: revision.last_modified)
         used = datetime.fromtimestamp(repo.last_accessed).strftime("%Y-%m-%d")
         inside = {file.file_path.relative_to(revision.snapshot_path).as_posix(): file for file in revision.files}
         for file in sorted(file for file in inside if file.endswith(".gguf")):
@@ -167,10 +167,6 @@ def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
         if weights:
             size = sum(file.size_on_disk for file in revision.files if not file.file_name.endswith(".gguf"))
             yield Downloaded(repo.repo_id, "safetensors", size, used, (revision.snapshot_path,))
-
-
-def _newest(repo: CachedRepoInfo) -> Any:
-    return repo.refs.get("main") or max(repo.revisions, key=lambda revision: revision.last_modified)
 
 
 def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:

@@ -63,7 +63,8 @@ class DeviceCache:
             return
         try:
             stored = json.loads(text)
-            self.tuned, self.excluded = _tuned(stored["tuned"]), _excluded(stored["excluded"])
+            excluded = {str(key): str(reason) for key, reason in stored["excluded"].items()}
+            self.tuned, self.excluded = _tuned(stored["tuned"]), excluded
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             warnings.warn(
                 f"{self.path} is damaged ({type(error).__name__}: {error}) and is ignored; "
@@ -84,7 +85,3 @@ def _whole(name: str, number: Any) -> int:
     if type(number) is not int or not 0 <= number <= MAX_CONSTANT:
         raise ValueError(f"{name} is {str(number)[:20]}, expected a whole number, 0 to {MAX_CONSTANT}")
     return number
-
-
-def _excluded(value: Any) -> dict[str, str]:
-    return {str(key): str(reason) for key, reason in value.items()}

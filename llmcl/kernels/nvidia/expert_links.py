@@ -39,7 +39,6 @@ MAY_LACK = 0, 2, 6  # indices into IN_TURN
 ROUTER_RUNS = 8  # runs of 8 columns that a router warp requests at once
 MOST_EXPERTS, MOST_CHOSEN = 1024, 32  # limits in nvidia/choose_few_rows.cl
 ROUTER_FILE, CHOOSE_FILE = "nvidia/router_few_rows.cl", "nvidia/choose_few_rows.cl"
-ROUTER_PARAMS = "__global const float*", "__global float*", "__global const int*"
 CHOOSE_PARAMS: tuple[str, ...] = (
     "__global const float*",
     "__global float*",
