@@ -83,7 +83,7 @@ LONGEST = [
     "tests/kernels/test_linear_few_rows.py",
     "tests/test_first_minutes.py",
     "tests/kernels/test_few_rows_chain.py",
-    "tests/kernels/test_not_a_number.py",
+    "tests/kernels/test_attention_not_a_number.py",
     "tests/attention/test_block_mask.py",
     "tests/serve/test_tools.py",
     "tests/convert/test_convert.py",
