@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fake_batch import FakeBatch, FakeLLM
-from fake_server import FakeEngine, Running, byte_tokenizer, running, served
+from fake_server import INFILL, FakeEngine, Running, byte_tokenizer, running, served
 
 from llmcl.engine.engine import Engine
 
@@ -28,14 +28,15 @@ class EngineServer:
 @contextmanager
 def engine_server(n_pages: int = 60, max_sequences: int = 4, **settings: Any) -> Iterator[EngineServer]:
     """settings: of the server. Tokens of answers are below 131: bytes as the byte tokenizer has them."""
-    tokenizer, batch, llm = byte_tokenizer(), FakeBatch(n_pages, max_sequences), FakeLLM()
+    tokenizer = byte_tokenizer(added=INFILL)
+    batch, llm = FakeBatch(n_pages, max_sequences), FakeLLM()
     llm.tokenizer = tokenizer  # type: ignore[assignment]
     stand_in = FakeEngine(tokenizer, max_sequences=max_sequences)
     with (
         Engine(llm, lambda: batch, 64, wait=False) as engine,  # type: ignore[arg-type]
         running(stand_in, loaded=False, **settings) as server,
     ):
-        model = served(stand_in, max_context=engine.max_context, vocab_size=258)
+        model = served(stand_in, max_context=engine.max_context)
         object.__setattr__(model, "engine", engine)
         server.service.ready(model)
         yield EngineServer(server, engine, batch)

@@ -31,6 +31,7 @@ from llmcl.tokenizer.tokenizer import byte_level_alphabet
 T = TypeVar("T")
 
 END = 1  # the id of the end-of-text token
+INFILL = "<fim_prefix>", "<fim_suffix>", "<fim_middle>"  # StarCoder's tokens
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}"
     "{{ raise_exception('system first') }}{% endif %}"
@@ -204,7 +205,8 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
 
 
 def served(engine: FakeEngine, **changes: Any) -> Served:
-    given = {"name": "fake", "max_context": 2048, "vocab_size": 258, "created": 1_700_000_000} | changes
+    vocab_size = engine.tokenizer.n_vocab
+    given = {"name": "fake", "max_context": 2048, "vocab_size": vocab_size, "created": 1_700_000_000} | changes
     given.setdefault("grammars", Grammars(engine.tokenizer, given["vocab_size"]))
     return Served(engine, engine.tokenizer, **given)
 

@@ -16,8 +16,9 @@ from llmcl.errors import LlmclError
 from llmcl.serve.access_log import CLIENT_GONE, Record, record_of
 from llmcl.serve.errors import RequestError, of_llmcl
 from llmcl.serve.events import EVENT_STREAM, ClientGoneError, EventSender, Reporting, unless_gone
-from llmcl.serve.served import Answer, Ask, Served, Streams, cached_tokens
+from llmcl.serve.served import Answer, Ask, Served, cached_tokens
 from llmcl.serve.service import Service, arrived
+from llmcl.serve.streams import Streams
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:

@@ -48,6 +48,7 @@ async def infill(request: Request, service: Service) -> GenerationResponse:
     options = read_sampling(Fields(_DEFAULTS | values), served)
     options |= await read_structure(fields, served, fields.object("response_format"))
     most = max_tokens(fields, "n_predict", "max_tokens", least=0)
+    most_ms = fields.whole("t_max_predict_ms", 0, 0) or 0
     stop, stream = fields.strings("stop", MAX_STOPS), fields.flag("stream")
     served.check_text("".join((prefix, suffix, *(text for _, text in extra))), counted=False)
     reserved = served.max_context // 4 if most is None else min(most, served.max_context // 2)
@@ -57,7 +58,7 @@ async def infill(request: Request, service: Service) -> GenerationResponse:
 
     prompt = await asyncio.to_thread(work)
     limit = served.max_context if most is None else max(1, min(most, served.max_context))
-    ask = Ask(prompt, limit, *with_ends(served, options, stop))
+    ask = Ask(prompt, limit, *with_ends(served, options, stop), line_s=most_ms / 1e3 if most_ms else None)
     form = InfillForm(served, record_of(request.scope).start, is_empty=most == 0)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 

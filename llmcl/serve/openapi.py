@@ -261,6 +261,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
                 "input_suffix": _TEXT,
                 "input_extra": {"oneOf": [{"type": "null"}, _list(_object({"filename": _TEXT, "text": _TEXT}))]},
                 "prompt": _or_null("string"),
+                "t_max_predict_ms": _or_null("integer", minimum=0, maximum=MAX_INT),
                 "n_predict": {"oneOf": [{"const": 0}, *_COUNT["oneOf"]]},
                 "stop": _STOPS,
                 "stream": _FLAG,

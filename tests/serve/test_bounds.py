@@ -6,11 +6,12 @@ import json
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from fake_server import Running, running, wait_for
+from fake_server import INFILL, FakeEngine, Running, byte_tokenizer, running, wait_for
 
 from llmcl.serve import body
 from llmcl.tokenizer import Tokenizer
@@ -158,19 +159,27 @@ def test_numbers_of_hundreds_of_digits_are_refused_by_name(shared: Running) -> N
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "logit_bias.5"
 
 
+@pytest.fixture(scope="module")
+def able() -> Iterator[Running]:
+    """A server whose model can infill, too."""
+    with running(FakeEngine(byte_tokenizer(added=INFILL))) as server:
+        yield server
+
+
 @pytest.mark.parametrize("value", [10**400, -(10**400), 1e308, [10**400], {"x": 10**400}], ids=lambda v: str(v)[:9])
-def test_no_field_fails_by_a_number(value: Any, shared: Running) -> None:
+def test_no_field_fails_by_a_number(value: Any, able: Running) -> None:
     """Whatever field of whichever path has it."""
-    described = shared.http.get("/openapi.json").json()["paths"]
+    described = able.http.get("/openapi.json").json()["paths"]
     said = [{"role": "user", "content": "Hi"}]
     least = {"messages": said, "input": "Hi", "max_tokens": 1, "content": "Hi", "tokens": [5]}
+    least |= {"model": "fake", "input_prefix": "Hi", "input_suffix": "Hi"}
     for path, methods in described.items():
         if "post" not in methods or path == "/v1/embeddings":
             continue
         properties = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
         base = {"prompt": "Hi"} if path == "/v1/completions" else least
         for name in properties:
-            answer = shared.post(path, base | {name: value})
+            answer = able.post(path, base | {name: value})
             assert answer.status_code in (200, 400), (path, name, answer.text)
 
 

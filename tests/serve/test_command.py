@@ -20,6 +20,7 @@ from fake_server import FakeEngine, byte_tokenizer, served, wait_for
 
 from llmcl.cli.serve import model_name
 from llmcl.errors import CheckpointError, UsageError
+from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.run import listen, serve
 from llmcl.serve.settings import Settings
 
@@ -205,7 +206,11 @@ def test_options_reach_the_server(
         ("grammars", None),
     ):
         monkeypatch.setattr(engine, name, value, raising=False)
-    monkeypatch.setattr(engine, "config", SimpleNamespace(vocab_size=258), raising=False)
+    facts = {"architecture": "llama", "hidden_size": 576, "dtype": "bfloat16", "n_parameters": lambda: 134_515_008}
+    monkeypatch.setattr(engine, "config", SimpleNamespace(vocab_size=258, **facts), raising=False)
+    embedding, layer = SimpleNamespace(nbytes=100), SimpleNamespace(nbytes=10)
+    weights = SimpleNamespace(embedding=embedding, matrices=[embedding, layer])  # a tied head
+    monkeypatch.setattr(engine, "model", SimpleNamespace(weights=weights), raising=False)
     monkeypatch.setenv("LLMCL_API_KEY", "one two")
     monkeypatch.setenv("LLMCL_MAX_QUEUE", "5")
     (tmp_path / "keys").write_text("three\n\nfour\n")
@@ -222,6 +227,7 @@ def test_options_reach_the_server(
     assert started["engine"] == {"max_sequences": 3, "kv_page_tokens": 128, "batch_invariant": False}
     made = started["served"]
     assert (made.name, made.max_context, made.vocab_size) == ("mine", 99, 258)
+    assert made.facts == ModelFacts("llama", 134_515_008, 576, "float32", 110, is_gguf=False)
     made.close()
     assert started["closed"]
 

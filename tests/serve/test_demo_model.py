@@ -120,7 +120,8 @@ def test_ollamas_client_gets_the_same_answer(demo: Running) -> None:
         assert other.generate("smollm2", QUESTIONS[0], options=options).response == expected
         last = streamed[-1]
         assert last.eval_duration and last.total_duration and 1 < last.eval_duration < last.total_duration
-        fish = other.chat("smollm2", said, format=Fish.model_json_schema(), options={"num_predict": 60})
+        schema = Fish.model_json_schema() | {"additionalProperties": False}
+        fish = other.chat("smollm2", said, format=schema, options={"temperature": 0, "num_predict": 60})
         Fish.model_validate_json(fish.message.content or "")
 
 

@@ -54,7 +54,7 @@ def infilling(tokens: Sequence[str], **changes: Any) -> Iterator[tuple[Running, 
     """The tokens are no special ones, as in Qwen's tokenizer.json, so texts of prompts show them."""
     engine = InfillEngine(byte_tokenizer(added=tokens))
     with running(engine, loaded=False) as server:
-        server.service.ready(served(engine, vocab_size=258 + len(tokens), **changes))
+        server.service.ready(served(engine, **changes))
         yield server, engine
 
 
@@ -128,6 +128,29 @@ def test_answers_are_llama_servers(qwen: tuple[Running, InfillEngine]) -> None:
     assert server.post("/infill", asked | {"n_predict": -1}).json()["stop_type"] == "eos"
     read = server.post("/infill", asked | {"n_predict": 0}).json()  # llama.vscode: only to have the prompt read
     assert read["content"] == "" and engine.asked[-1][1]["max_tokens"] == 1
+
+
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+def test_a_limit_of_time(stream: bool) -> None:
+    """llama-server's: milliseconds since the first token, and only once a line has ended."""
+    with infilling(QWEN) as (server, engine):
+        engine.delay_s, engine.read = 0.02, (7, 7)
+        asked = {"input_prefix": PREFIX, "input_suffix": SUFFIX, "stream": stream}
+
+        def ended(reply: str, ms: int) -> dict[str, Any]:
+            engine.reply = lambda text: reply
+            answer = server.post("/infill", asked | {"t_max_predict_ms": ms})
+            chunks = [json.loads(data) for _, data in events(answer.text)] if stream else [answer.json()]
+            last: dict[str, Any] = chunks[-1]
+            return last | {"content": "".join(chunk["content"] for chunk in chunks)}
+
+        late = ended("x" * 10 + "\n" + "y" * 100, 100)
+        assert late["content"].startswith("x" * 10 + "\n") and "y" * 50 not in late["content"]
+        assert late["stop_type"] == "limit" and late["timings"]["cache_n"] == 7
+        assert late["tokens_predicted"] == len(late["content"])
+        assert ended("x" * 20, 100)["stop_type"] == "eos"
+        assert ended("x\n" + "y" * 10, 0)["content"] == "x\n" + "y" * 10
+        engine.reply = lambda text: "pass"
 
 
 def test_defaults_are_llama_servers(qwen: tuple[Running, InfillEngine]) -> None:
