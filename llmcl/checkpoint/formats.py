@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from llmcl.checkpoint import low_bits
+from llmcl.checkpoint.low_bits import Bytes, Float32, float16_at, nibbles
 from llmcl.errors import CheckpointError, UnsupportedModelError
-
-Float32 = NDArray[np.float32]
-Bytes = NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -30,6 +28,7 @@ class Format:
     nbytes: int  # bytes per block
     values: Callable[[Bytes], Float32]  # uint8 [n_blocks, nbytes] -> float32 [n_blocks, block]
     tile_bytes: int = 0  # device bytes for 16 rows by one block; 0 for floats
+    grid: str = ""  # name of the lookup grid, if any
 
 
 def row_bytes(name: str, format: str, n_values: int) -> int:
@@ -62,20 +61,10 @@ def dequantize(format: str, data: Bytes) -> Float32:
     return stored.values(blocks).reshape(rows, size // stored.nbytes * stored.block)
 
 
-def _float16_at(blocks: Bytes, offset: int) -> Float32:
-    """Reads the little-endian float16 at a byte offset in each block: [n_blocks, size] -> float32 [n_blocks, 1]."""
-    return np.ascontiguousarray(blocks[:, offset : offset + 2]).view("<f2").astype(np.float32)
-
-
-def _nibbles(packed: Bytes) -> Bytes:
-    """Returns all low halves, then all high halves: [..., n] bytes -> [..., 2n] values 0..15."""
-    return np.concatenate([packed & 15, packed >> 4], axis=-1)
-
-
 def _five_bits(blocks: Bytes, at: int) -> Float32:
     """Decodes 4 bytes of high bits (bit i is bit 4 of value i) and 16 nibble bytes from byte `at` on: values 0..31."""
     high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")
-    return (_nibbles(blocks[:, at + 4 :]) | (high << 4)).astype(np.float32)
+    return (nibbles(blocks[:, at + 4 :]) | (high << 4)).astype(np.float32)
 
 
 def _f32(blocks: Bytes) -> Float32:
@@ -92,27 +81,27 @@ def _bf16(blocks: Bytes) -> Float32:
 
 def _q8_0(blocks: Bytes) -> Float32:
     """Decodes float16 d, 32 x int8: d q."""
-    return _float16_at(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
+    return float16_at(blocks, 0) * blocks[:, 2:].view(np.int8).astype(np.float32)
 
 
 def _q4_0(blocks: Bytes) -> Float32:
     """Decodes float16 d, 16 nibble bytes: d (q - 8)."""
-    return _float16_at(blocks, 0) * (_nibbles(blocks[:, 2:]).astype(np.float32) - 8)
+    return float16_at(blocks, 0) * (nibbles(blocks[:, 2:]).astype(np.float32) - 8)
 
 
 def _q4_1(blocks: Bytes) -> Float32:
     """Decodes float16 d, float16 m, 16 nibble bytes: d q + m."""
-    return _float16_at(blocks, 0) * _nibbles(blocks[:, 4:]).astype(np.float32) + _float16_at(blocks, 2)
+    return float16_at(blocks, 0) * nibbles(blocks[:, 4:]).astype(np.float32) + float16_at(blocks, 2)
 
 
 def _q5_0(blocks: Bytes) -> Float32:
     """Decodes Q4_0 with a fifth bit: d (q - 16)."""
-    return _float16_at(blocks, 0) * (_five_bits(blocks, 2) - 16)
+    return float16_at(blocks, 0) * (_five_bits(blocks, 2) - 16)
 
 
 def _q5_1(blocks: Bytes) -> Float32:
     """Decodes Q4_1 with a fifth bit."""
-    return _float16_at(blocks, 0) * _five_bits(blocks, 4) + _float16_at(blocks, 2)
+    return float16_at(blocks, 0) * _five_bits(blocks, 4) + float16_at(blocks, 2)
 
 
 def _k_scales(packed: Bytes) -> tuple[Bytes, Bytes]:
@@ -135,9 +124,9 @@ def _q4_k(blocks: Bytes, high: Bytes | int = 0) -> Float32:
     """
     n = blocks.shape[0]
     scales, minima = _k_scales(blocks[:, 4:16])
-    q = _nibbles(blocks[:, -128:].reshape(n, 4, 32)).reshape(n, 8, 32) | high
-    step = (_float16_at(blocks, 0) * scales.astype(np.float32))[:, :, None]
-    offset = (_float16_at(blocks, 2) * minima.astype(np.float32))[:, :, None]
+    q = nibbles(blocks[:, -128:].reshape(n, 4, 32)).reshape(n, 8, 32) | high
+    step = (float16_at(blocks, 0) * scales.astype(np.float32))[:, :, None]
+    offset = (float16_at(blocks, 2) * minima.astype(np.float32))[:, :, None]
     return (step * q.astype(np.float32) - offset).reshape(n, 256)
 
 
@@ -154,27 +143,21 @@ def _q6_k(blocks: Bytes) -> Float32:
     i.
     """
     n = blocks.shape[0]
-    low = _nibbles(blocks[:, :128].reshape(n, 2, 64)).reshape(n, 2, 4, 32)
+    low = nibbles(blocks[:, :128].reshape(n, 2, 64)).reshape(n, 2, 4, 32)
     top = blocks[:, 128:192].reshape(n, 2, 1, 32) >> np.array([0, 2, 4, 6], dtype=np.uint8).reshape(1, 1, 4, 1)
     q = (low | ((top & 3) << 4)).astype(np.float32).reshape(n, 16, 16) - 32
-    step = _float16_at(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
+    step = float16_at(blocks, 208) * blocks[:, 192:208].view(np.int8).astype(np.float32)
     return (step[:, :, None] * q).reshape(n, 256)
 
 
-_E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-
-
 def _mxfp4(blocks: Bytes) -> Float32:
-    """Decodes a scale s and 16 nibble bytes, each nibble a sign and an _E2M1 index: 2^(s - 127) times the entry. s =
-    255 is NaN.
+    """Decodes a scale s and 16 nibble bytes, each nibble an FP4 code: 2^(s - 127) times its number.
 
-    Source: OCP Microscaling Formats (MX) Specification, 2023.
+    Products beyond float32 are infinite (s = 255). Source: OCP Microscaling Formats (MX) Specification, 2023.
     """
-    scale = np.ldexp(np.float32(1), np.minimum(blocks[:, :1], 254).astype(np.int32) - 127)
-    scale = np.where(blocks[:, :1] == 255, np.float32(np.nan), scale)
-    numbers = np.concatenate([_E2M1, -_E2M1]) + np.float32(0)  # turns -0 into 0
-    values: Float32 = (scale * numbers[_nibbles(blocks[:, 1:])]).astype(np.float32)
-    return values
+    half = np.ldexp(np.float32(1), blocks[:, :1].astype(np.int32) - 128)
+    with np.errstate(over="ignore"):
+        return half * (2 * low_bits.FP4)[nibbles(blocks[:, 1:])]
 
 
 FORMATS = {
@@ -190,5 +173,19 @@ FORMATS = {
     "Q5_K": Format(13, 256, 176, _q5_k, 64 + 8 * 352),
     "Q6_K": Format(14, 256, 210, _q6_k, 32 + 8 * 416),
     "MXFP4": Format(39, 32, 17, _mxfp4, 272),
+    "NVFP4": Format(40, 64, 36, low_bits.nvfp4, 576),
+    "IQ4_NL": Format(20, 32, 18, low_bits.iq4_nl, 288),
+    "IQ4_XS": Format(23, 256, 136, low_bits.iq4_xs, 32 + 8 * 272),
+    "Q2_K": Format(10, 256, 84, low_bits.q2_k, 64 + 8 * 160),
+    "Q3_K": Format(11, 256, 110, low_bits.q3_k, 32 + 8 * 224),
+    "IQ3_S": Format(21, 256, 110, low_bits.iq3_s, 32 + 8 * 272, "IQ3_S"),
+    "IQ3_XXS": Format(18, 256, 98, low_bits.iq3_xxs, 32 + 8 * 272, "IQ3_XXS"),
+    "IQ2_XXS": Format(16, 256, 66, low_bits.iq2_xxs, 32 + 8 * 208, "IQ2_XXS"),
+    "IQ2_XS": Format(17, 256, 74, low_bits.iq2_xs, 32 + 8 * 224, "IQ2_XS"),
+    "IQ2_S": Format(22, 256, 82, low_bits.iq2_s, 32 + 8 * 224, "IQ2_S"),
+    "IQ1_S": Format(19, 256, 50, low_bits.iq1_s, 32 + 8 * 208, "IQ1_S"),
+    "IQ1_M": Format(29, 256, 56, low_bits.iq1_m, 32 + 8 * 224, "IQ1_S"),
+    "TQ1_0": Format(34, 256, 54, low_bits.tq1_0, 32 + 8 * 144),
+    "TQ2_0": Format(35, 256, 66, low_bits.tq2_0, 32 + 8 * 144),
 }
 FLOAT_FORMATS = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}

@@ -7,6 +7,8 @@ from typing import Protocol
 
 import numpy as np
 
+from llmcl.checkpoint.formats import FORMATS
+from llmcl.checkpoint.grids import grid_words
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, kernel_name
 from llmcl.kernels.common.sizes import run_of
 from llmcl.kernels.common.weight import Weight
@@ -56,6 +58,8 @@ def load_weight(
     n_rows, k = source.shape
     per_chunk = max(1, min(n_rows, STAGING_BYTES // source.row_bytes))
     staging = device.alloc(per_chunk * source.row_bytes, "weight staging")
+    grid_name = FORMATS[source.format].grid
+    grid = device.upload(grid_words(grid_name), "lookup grid") if grid_name else staging
     first_tile = first_row // TILE_ROWS * tile_step + tile_offset
     last_tile = (first_row + n_rows - 1) // TILE_ROWS * tile_step + tile_offset
     parts = [p for p in weight.parts if p.first_tile <= last_tile and first_tile < p.first_tile + p.n_tiles]
@@ -74,7 +78,7 @@ def load_weight(
                     device,
                     op,
                     {"FORMAT": source.format, "WEIGHT": kernel_name(part.dtype)},
-                    [staging, part.buffer, flags, *map(np.int32, scalars)],
+                    [staging, grid, part.buffer, flags, *map(np.int32, scalars)],
                     groups=(k // run_of(device, k, columns), stop - start),
                     local=(1, 1),
                 )
@@ -82,3 +86,5 @@ def load_weight(
             yield (stop - start) * source.row_bytes
     finally:
         staging.release()
+        if grid is not staging:
+            grid.release()

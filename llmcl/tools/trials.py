@@ -291,6 +291,20 @@ HALVES = {
     "Q5_K": [0, 2],
     "Q6_K": [208],
     "MXFP4": [],
+    "NVFP4": [],
+    "IQ4_NL": [0],
+    "IQ4_XS": [0],
+    "Q2_K": [80, 82],
+    "Q3_K": [108],
+    "IQ3_S": [0],
+    "IQ3_XXS": [0],
+    "IQ2_XXS": [0],
+    "IQ2_XS": [0],
+    "IQ2_S": [0],
+    "IQ1_S": [0],
+    "IQ1_M": [],  # d is in four parts
+    "TQ1_0": [52],
+    "TQ2_0": [64],
 }
 
 
@@ -306,6 +320,8 @@ def random_blocks(format: str, n: int, k: int, seed: int = 0) -> StoredRows:
         blocks[:, at : at + 2] = scales.view(np.uint8).reshape(-1, 2)
     if format == "MXFP4":
         blocks[:, 0] = rng.integers(119, 126, len(blocks))
+    if format == "IQ1_M":
+        blocks[:, 55] = blocks[:, 55] & 0x8F | 0x20  # d from 2^-7 to 2^-3
     return StoredRows(format, blocks.reshape(n, -1), (n, k))
 
 

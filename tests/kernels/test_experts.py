@@ -208,10 +208,14 @@ def grouped(device: Device, ids: np.ndarray, rows: int = BLOCK_ROWS) -> tuple[Bu
     return order, blocks, step
 
 
+def block_of(dtype: str) -> int:
+    return QUANTIZED[dtype].block if dtype in QUANTIZED else 1
+
+
 @pytest.mark.parametrize("product", ["gate_up", "down"])
 @pytest.mark.parametrize("dtype", slow_except([*DTYPES, *QUANTIZED], "float32", "bfloat16", "q4_0", "q6_k"))
 def test_experts(target: Device, dtype: str, product: str) -> None:
-    k, f = (512, 256) if dtype.endswith("_k") else (96, 64)
+    k, f = (512, 256) if block_of(dtype) > 32 else (96, 64)
     if product == "gate_up":
         check_gate_up(target, dtype, f, k, norm=False)
     else:
@@ -309,7 +313,7 @@ def rounded_rows(shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
 @pytest.mark.parametrize("dtype", slow_except(QUANTIZED, "q4_0", "q6_k", "mxfp4"))
 def test_activations_in_8_bits(target: Device, dtype: str) -> None:
     """Where the device multiplies 8 bits, activations beside quantised weights are rounded, in both kinds of kernel."""
-    k, f, n, top_k = 512 if dtype.endswith("_k") else 96, 64, 131, 3
+    k, f, n, top_k = 512 if block_of(dtype) > 32 else 96, 64, 131, 3
     is_rounded = bool(target.is_cpu and dot_form(target))
     ids = ids_of(n, top_k)
     weight, values = experts_on_device(target, dtype, 2 * f, k, top_k, gate_up=True, exact=False)

@@ -63,7 +63,7 @@ def load_mixed(device: Device, weight: Weight, source: StoredRows, first_row: in
     return device.read(flags, np.int32, (3,))
 
 
-def test_a_scale_of_mxfp4_that_is_no_number_is_found(device: Device) -> None:
+def test_a_scale_of_mxfp4_that_makes_infinite_numbers_is_found(device: Device) -> None:
     source = random_rows("MXFP4", 20, 512)
     data = source.data.copy()
     data[19, 17] = 255
@@ -71,6 +71,16 @@ def test_a_scale_of_mxfp4_that_is_no_number_is_found(device: Device) -> None:
     np.testing.assert_array_equal(load(device, quantized_weight(device, 20, 512, "mxfp4"), source), [0, 1, 0])
 
 
+def test_a_scale_of_iq1_m_that_is_not_finite_is_found(device: Device) -> None:
+    """It is in four parts, each in the upper half of a byte."""
+    source = random_rows("IQ1_M", 20, 512)
+    data = source.data.copy()
+    data[19, 56 + 49 : 56 + 56 : 2] |= 0xF0
+    source = dataclasses.replace(source, data=data)
+    np.testing.assert_array_equal(load(device, quantized_weight(device, 20, 512, "iq1_m"), source), [0, 1, 0])
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", QUANTIZED)
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_a_scale_that_is_not_finite_is_found(device: Device, dtype: str, bad: float) -> None:

@@ -63,6 +63,20 @@ SCALES = {
     "Q5_K": (0, 2),
     "Q6_K": (208,),
     "MXFP4": (),
+    "NVFP4": (),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "IQ3_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ1_S": (0,),
+    "IQ1_M": (),  # d is scattered; its exponent is in the last byte
+    "TQ1_0": (52,),
+    "TQ2_0": (64,),
 }
 
 
@@ -78,6 +92,8 @@ def random_blocks(format: str, rows: int, blocks: int) -> NDArray[np.uint8]:
         data[..., offset : offset + 2] = scale[..., None].view(np.uint8)
     if format == "MXFP4":
         data[..., 0] %= 253  # below infinity
+    if format == "IQ1_M":
+        data[..., 55] &= 0xBF
     return data.reshape(rows, blocks * size)
 
 
@@ -94,10 +110,16 @@ def test_dequantize_is_that_of_gguf_bit_for_bit(format: str) -> None:
     assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
 
 
-def test_a_scale_of_mxfp4_that_is_no_number() -> None:
-    data = random_blocks("MXFP4", rows=1, blocks=2)
-    data[0, 17] = 255
-    assert np.isfinite(reference.dequantize("MXFP4", data)).tolist() == [[True] * 32 + [False] * 32]
+@pytest.mark.filterwarnings("ignore:overflow encountered")
+@pytest.mark.parametrize("format", ["MXFP4", "NVFP4"])
+def test_every_scale_and_number_of_the_4_bit_floats(format: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    stored, n_scales = reference.FORMATS[format], 1 if format == "MXFP4" else 4
+    data = np.tile(np.arange(16, dtype=np.uint8) * 17, (256, stored.nbytes // 16 + 1))[:, : stored.nbytes]
+    data[:, :n_scales] = np.arange(256, dtype=np.uint8)[:, None]
+    expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType[format])
+    assert np.isinf(expected).any() == (format == "MXFP4") and not np.isnan(expected).any()
+    np.testing.assert_array_equal(reference.dequantize(format, data), expected)
 
 
 def test_dequantize_every_scale_of_the_k_formats() -> None:
@@ -120,8 +142,8 @@ def test_dequantize_takes_a_view_of_a_file() -> None:
 
 
 def test_dequantize_refuses_unknown_formats_and_broken_blocks() -> None:
-    with pytest.raises(UnsupportedModelError, match=r"IQ2_XS.*Q6_K"):
-        reference.dequantize("IQ2_XS", np.zeros((1, 74), dtype=np.uint8))
+    with pytest.raises(UnsupportedModelError, match=r"Q1_0.*Q6_K"):
+        reference.dequantize("Q1_0", np.zeros((1, 18), dtype=np.uint8))
     with pytest.raises(CheckpointError, match=r"35 bytes.*34 bytes of a Q8_0"):
         reference.dequantize("Q8_0", np.zeros((1, 35), dtype=np.uint8))
 

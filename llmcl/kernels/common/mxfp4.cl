@@ -20,5 +20,16 @@ inline uint16 mxfp4_numbers16(const uint16 codes) {
     return 0x0c0c0c0cu + twice - ((twice & ((minus << 8) - minus)) << 1);
 }
 
-// Returns 2^(scale - 128). A subnormal result counts as 0, and 255 is NaN.
-inline float mxfp4_scale(const uchar scale) { return scale == 255 ? NAN : as_float(((int)MAX(scale, 1) - 1) << 23); }
+// Returns 2^(scale - 128). A subnormal result counts as 0.
+inline float mxfp4_scale(const uchar scale) { return as_float(((int)MAX(scale, 1) - 1) << 23); }
+
+// Returns half an NVFP4 scale: 4 exponent bits with bias 7 and 3 mantissa bits. The sign bit is ignored, and 127 counts as 0, as in ggml.
+inline float nvfp4_scale(const uchar scale) {
+    const uint bits = scale & 127u;
+    const float d = as_float((bits << 20) + (119u << 23));
+    return scale == 127 ? 0.0f : bits < 8 ? (d - 0x1p-8f) * 2.0f : d;
+}
+inline float4 nvfp4_scales(const uint scales) {
+    const uchar4 s = as_uchar4(scales);
+    return (float4)(nvfp4_scale(s.x), nvfp4_scale(s.y), nvfp4_scale(s.z), nvfp4_scale(s.w));
+}

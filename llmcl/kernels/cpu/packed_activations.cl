@@ -3,8 +3,8 @@
 //   8 bits     [ceil(n / TILE_TOKENS)][K/32] { numbers [TILE_TOKENS][32]; scale, start, second, norm [TILE_TOKENS], 4 bytes each }
 //   bfloat16   [ceil(n / TILE_TOKENS)][K/16] { numbers [TILE_TOKENS][16] }
 //
-// For a group of 32 numbers q (cpu/quant_tile.cl): scale s; start: -OFFSET sum q as an int, with q6_k over the first 16;
-// second: s sum q, with q6_k -OFFSET times the sum over the last 16 as an int; norm: multiplies the token's products.
+// For a group of 32 numbers q (cpu/quant_tile.cl): scale s; start: -OFFSET sum q as an int, with HAS_HALF_SCALES over the first
+// 16; second: s sum q, with HAS_HALF_SCALES -OFFSET times the sum over the last 16 as an int; norm: multiplies the token's products.
 //
 // With NORM the rows are normalised as in rms_norm.cl. For bfloat16, before rounding. For 8 bits x norm is rounded, and the product
 // applies the row's scale, as in cpu/linear_decode.cl.

@@ -30,25 +30,32 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS 
         PREFETCH_ALL(tile + TILE_SIZE + GROUP_AT(g), GROUP_BYTES);
         int16 a[TILE_TOKENS];
         short32 pairs[TILE_TOKENS];
-#if WEIGHT_IS(q6_k)
+#if HAS_HALF_SCALES
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
 #pragma unroll
-            for (int i = 0; i < rows; ++i) a[i] = (int16)(RECORD_OF(i, g, 1 + h));
+            for (int i = 0; i < rows; ++i) a[i] = (int16)(DOT_FROM_RECORD ? RECORD_OF(i, g, 1 + h) : 0);
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const uint16 w = columns4(q, 4 * h + j);
+                const bool first = j % DOT_CHUNK == 0, last = j == 3 || j % DOT_CHUNK == DOT_CHUNK - 1;
 #pragma unroll
-                for (int i = 0; i < rows; ++i)
-                    add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[4 * h + j], j % DOT_CHUNK == 0, j % DOT_CHUNK == DOT_CHUNK - 1);
+                for (int i = 0; i < rows; ++i) add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[4 * h + j], first, last);
             }
 #pragma unroll
             for (int i = 0; i < rows; ++i)
                 sum[i] += CONVERT16(a[i], float) * ((h ? s.d_high : s.d) * as_float(RECORD_OF(i, g, 0)));
         }
+#if HAS_HALF_MIN
+#pragma unroll
+        for (int i = 0; i < rows; ++i) {
+            sum[i] += s.m * (as_float(RECORD_OF(i, g, 0)) * (float)RECORD_OF(i, g, 1));
+            sum[i] += s.m_high * (as_float(RECORD_OF(i, g, 0)) * (float)RECORD_OF(i, g, 2));
+        }
+#endif
 #else
 #pragma unroll
-        for (int i = 0; i < rows; ++i) a[i] = (int16)(OFFSET && !DOT_IS_SIGNED ? RECORD_OF(i, g, 1) : 0);
+        for (int i = 0; i < rows; ++i) a[i] = (int16)(DOT_FROM_RECORD ? RECORD_OF(i, g, 1) : 0);
 #pragma unroll
         for (int j = 0; j < 8; ++j) {
             const uint16 w = columns4(q, (j & 1) * 4 + j / 2);  // both nibbles of a vector in turn

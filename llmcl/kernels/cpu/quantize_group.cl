@@ -5,7 +5,7 @@ inline int sum16i(int16 v) {
     return b.x + b.y + b.z + b.w;
 }
 
-// Rounds a group's 32 activations lo, hi to q; returns the record for weights with this OFFSET, in_halves: with q6_k.
+// Rounds a group's 32 activations lo, hi to q; returns the record. offset, in_halves: RECORD_OFFSET_OF and HAS_HALF_SCALES_OF a weight.
 inline float4 quantize_group_for(const float16 lo, const float16 hi, char16* q, const int offset, const bool in_halves) {
     // The maximum over the bits, which order like magnitudes.
     const uint16 low = as_uint16(lo) & 0x7fffffffu, high = as_uint16(hi) & 0x7fffffffu, either = MAX(low, high);

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmcl.kernels.common import step_state
 from llmcl.kernels.common.cost import per_token
-from llmcl.kernels.common.dtype import KERNEL_NAMES, QUANTIZED, is_16_bit
+from llmcl.kernels.common.dtype import KERNEL_NAMES, is_16_bit
 from llmcl.kernels.common.experts import (
     BLOCK_ROWS,
     FEW_BLOCK_ROWS,
@@ -20,7 +20,7 @@ from llmcl.kernels.common.linear import FEW_ROWS, PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.implementation import Size
-from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
+from llmcl.kernels.nvidia.linear import TYPES, TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.linear_few_rows import HOPPER_LOCAL_BYTES, PIECE_COLUMNS, experts_shape, local_bytes
 from llmcl.kernels.nvidia.wgmma import has_wgmma
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -40,7 +40,7 @@ class HopperExpertsPrefill(ExpertsPrefill):
         return has_wgmma(device.entry)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return (is_16_bit(dtype) or dtype in QUANTIZED) and size % 32 == 0
+        return (is_16_bit(dtype) or dtype in TYPES) and size % 32 == 0
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         constants = {"BLOCK_ROWS": self.block_rows, "INPUT": _input(product.part.dtype)}
@@ -97,7 +97,7 @@ class NvidiaExpertsFewRows(ExpertsFewRows):
         return supports_ptx(device)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return (is_16_bit(dtype) or dtype in QUANTIZED) and size % PIECE_COLUMNS == 0
+        return (is_16_bit(dtype) or dtype in TYPES) and size % PIECE_COLUMNS == 0
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         is_hopper = local_bytes(device) == HOPPER_LOCAL_BYTES

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmcl.kernels.common.dtype import QUANTIZED, kernel_name
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers
 from llmcl.kernels.common.weight import WeightPart
+from llmcl.kernels.nvidia.linear import TYPES
 
 # Bits in a layer's word, in the order used by nvidia/layer_types.cl.
 PRODUCTS = ("qkv", "qkv_rest", "output", "gate_up", "down")
@@ -60,6 +61,8 @@ def types_of(step: DecodeLayers) -> LayerTypes | str:
 
 def _quantized(sizes: Counter[str]) -> LayerTypes | str:
     dtypes = [dtype for dtype, _ in sizes.most_common()]
+    if unknown := [dtype for dtype in dtypes if dtype in QUANTIZED and dtype not in TYPES]:
+        return f"weights in {', '.join(sorted(unknown))} have portable kernels"
     if len(dtypes) > 2 or any(dtype not in QUANTIZED for dtype in dtypes):
         return f"its weights are stored in {', '.join(sorted(dtypes))}; a launch has two quantised types at most"
     return LayerTypes(*dtypes)
@@ -71,7 +74,7 @@ def _of_16_bits(sizes: Counter[str], experts: Counter[str]) -> LayerTypes | str:
     [main], expert = sizes, next(iter(experts), None)
     if expert is None or expert == main:
         return LayerTypes(main)
-    if expert not in QUANTIZED:
+    if expert not in TYPES:
         return f"its experts are {main} as its other weights, or quantised beside 16 bits, these are {expert}"
     return LayerTypes(main, experts=expert)
 

@@ -31,6 +31,8 @@ HOPPER_TILES = 16, 8, 4  # tiles per work-group, see nvidia/linear_prefill_wgmma
 HOPPER_TOKENS = 128  # tokens per unit in nvidia/linear_prefill_wgmma.cl
 ROWS_MULTIPLE = 128  # the last token block may reach beyond the step's last token
 DEQUANTIZED_BYTES = 128 << 20
+# Quantised types that this folder's kernels unpack. Other types have portable products, except in prefill.
+TYPES = frozenset({"q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q4_k", "q5_k", "q6_k", "mxfp4"})
 
 
 def supports_ptx(device: Device) -> bool:
@@ -151,7 +153,7 @@ class NvidiaLinearDecodeQuantized(NvidiaLinearDecode):
     file = "nvidia/linear_decode_quantized.cl"
 
     def supports(self, dtype: str, size: int) -> bool:
-        return dtype in QUANTIZED
+        return dtype in TYPES
 
     def size(self, device: Device, product: Product) -> Size:
         groups = min(product.units, device.compute_units)

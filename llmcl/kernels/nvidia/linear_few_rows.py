@@ -16,7 +16,7 @@ from llmcl.kernels.common.linear import (
 )
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.implementation import Size
-from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
+from llmcl.kernels.nvidia.linear import TYPES, TensorCoreLayout, supports_ptx
 from llmcl.runtime.device import Device, KernelArg, Launch
 
 PIECE_COLUMNS = 32
@@ -133,7 +133,7 @@ class NvidiaLinearFewRows(LinearFewRows):
         return supports_ptx(device)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return (is_16_bit(dtype) or (dtype in QUANTIZED and dtype != "mxfp4")) and size % PIECE_COLUMNS == 0
+        return (is_16_bit(dtype) or (dtype in TYPES and dtype != "mxfp4")) and size % PIECE_COLUMNS == 0
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
         return TensorCoreLayout(dtype if is_16_bit(dtype) else "float16", blocks=True, by_token=True)

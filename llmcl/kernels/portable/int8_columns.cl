@@ -50,7 +50,7 @@ typedef struct {
 #define ONES 0x01010101
 
 // A row's signed bytes (row named x, y, z or w): first four columns in vector j (number v of piece p), and last four.
-#if WEIGHT_IS(q8_0)
+#if OFFSET == 128
 #define LOW_BYTES(row) (LOW_NUMBERS(row) ^ 0x80808080u)
 #define HIGH_BYTES(row) (HIGH_NUMBERS(row) ^ 0x80808080u)
 #define BYTE_OFFSET 0
@@ -62,19 +62,13 @@ typedef struct {
 
 // sums[i] += row i in piece number `number` times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
-#if WEIGHT_IS(mxfp4)
-    const uchar4 scales = as_uchar4(p->d);
-    float4 d = (float4)(mxfp4_scale(scales.x), mxfp4_scale(scales.y), mxfp4_scale(scales.z), mxfp4_scale(scales.w));
-#else
-    float4 d = halves_of(p->d);
-#endif
     int sum_of_low = 0, sum_of_high = 0;
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         sum_of_low = dot4(c->low[v], ONES, sum_of_low);
         sum_of_high = dot4(c->high[v], ONES, sum_of_high);
     }
-#if WEIGHT_IS(q6_k)
+#if HAS_HALF_SCALES
     int4 low = -BYTE_OFFSET * sum_of_low, high = -BYTE_OFFSET * sum_of_high;
 #else
     int4 all = -BYTE_OFFSET * (sum_of_low + sum_of_high);
@@ -84,7 +78,7 @@ inline void add_piece(float* sums, const piece* p, const columns* c, const int n
         const int j = VECTOR(number, v);
 #define ADD_LOW(sums, row) dot4(LOW_BYTES(row), c->low[v], sums.row)
 #define ADD_HIGH(sums, row) dot4(HIGH_BYTES(row), c->high[v], sums.row)
-#if WEIGHT_IS(q6_k)
+#if HAS_HALF_SCALES
         low = (int4)(ADD_LOW(low, x), ADD_LOW(low, y), ADD_LOW(low, z), ADD_LOW(low, w));
         high = (int4)(ADD_HIGH(high, x), ADD_HIGH(high, y), ADD_HIGH(high, z), ADD_HIGH(high, w));
 #else
@@ -92,24 +86,15 @@ inline void add_piece(float* sums, const piece* p, const columns* c, const int n
         all = (int4)(ADD_HIGH(all, x), ADD_HIGH(all, y), ADD_HIGH(all, z), ADD_HIGH(all, w));
 #endif
     }
-#if WEIGHT_IS(q6_k)
-    const float4 y = convert_float4(low) * convert_float4(as_char4(p->factors[0])) +
-                     convert_float4(high) * convert_float4(as_char4(p->factors[1]));
+#if HAS_HALF_SCALES
+    const float4 y = convert_float4(low) * half_scales(p, 0) + convert_float4(high) * half_scales(p, 1);
 #else
     const float4 y = convert_float4(all);
 #endif
-#if HAS_MIN
-    float4 m = halves_of(p->m) * (c->scale * (float)(sum_of_low + sum_of_high));
-#if IS_SUPER
-    d *= convert_float4(as_uchar4(p->factors[0]));
-    m *= -convert_float4(as_uchar4(p->factors[1]));
+#if HAS_MIN || HAS_HALF_MIN
+    add_minima(sums, p, c->scale * (float)sum_of_low, c->scale * (float)sum_of_high);
 #endif
-    sums[0] += m.x;
-    sums[1] += m.y;
-    sums[2] += m.z;
-    sums[3] += m.w;
-#endif
-    d *= c->scale;
+    const float4 d = piece_scales(p) * c->scale;
     sums[0] += y.x * d.x;
     sums[1] += y.y * d.y;
     sums[2] += y.z * d.z;

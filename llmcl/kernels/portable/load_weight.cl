@@ -3,6 +3,7 @@
 //   tiles[r/16][k][r%16] = round(dequantize(source row)[k])
 //
 // source  uchar [n_rows][row_bytes], a run of source rows with k columns: its row 0 becomes weight row `first_row`
+// grid    ushort [.]: the lookup grid of a format that has one
 // tiles   WEIGHT [n_tiles][k][16]: the weight's tiles from `first_tile` on (one of several buffers, if the weight was split);
 //         rows for other tiles are left to other launches
 // flags   int [.]: flags[flag] is set to 1 for a nonfinite stored value
@@ -24,7 +25,7 @@
 #pragma OPENCL FP_CONTRACT OFF
 
 // Reads a row's 16 values from column k (a multiple of 16) on.
-inline void read_columns(__global const uchar* row, int k, float* v) {
+inline void read_columns(__global const uchar* row, int k, __global const ushort* grid, float* v) {
 #if STORED_IS(F32)
     for (int i = 0; i < 16; ++i) v[i] = ((__global const float*)row)[k + i];
 #elif STORED_IS(F16)
@@ -33,7 +34,7 @@ inline void read_columns(__global const uchar* row, int k, float* v) {
     for (int i = 0; i < 16; ++i) v[i] = load1_bf16((__global const ushort*)row + k + i);
 #else
     uchar q[16];
-    stored_numbers(row, k, q);
+    stored_numbers(row, k, grid, q);
     const float2 scale = stored_scale(row, k);
     for (int i = 0; i < 16; ++i) {
         v[i] = (float)(STORED_NUMBER(q[i]) - STORED_OFFSET) * scale.x;
@@ -43,9 +44,9 @@ inline void read_columns(__global const uchar* row, int k, float* v) {
 }
 
 // Stores a row's 16 values from column k on in its tile; returns false for a nonfinite value.
-inline bool load_columns(__global const uchar* row, int k, __global CAT(WEIGHT, _t)* tile, int r) {
+inline bool load_columns(__global const uchar* row, int k, __global const ushort* grid, __global CAT(WEIGHT, _t)* tile, int r) {
     float v[16];
-    read_columns(row, k, v);
+    read_columns(row, k, grid, v);
     tile += (size_t)k * 16 + r;
     bool finite = true;
     for (int i = 0; i < 16; ++i) {
@@ -56,7 +57,7 @@ inline bool load_columns(__global const uchar* row, int k, __global CAT(WEIGHT, 
     return finite;
 }
 
-__kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)* tiles, __global int* flags, const int k,
+__kernel void load_weight(__global const uchar* source, __global const ushort* grid, __global CAT(WEIGHT, _t)* tiles, __global int* flags, const int k,
                           const int row_bytes, const int first_row, const int first_tile, const int n_tiles, const int flag,
                           const int head_dim, const int rotary_dim, const int interleaved, const int tile_step,
                           const int tile_offset) {
@@ -67,6 +68,6 @@ __kernel void load_weight(__global const uchar* source, __global CAT(WEIGHT, _t)
     tiles += (size_t)tile * k * 16;
     bool finite = true;
     for (int column = get_global_id(0) * 16; column < k; column += get_global_size(0) * 16)
-        finite = load_columns(source, column, tiles, r) && finite;
+        finite = load_columns(source, column, grid, tiles, r) && finite;
     if (!finite) flags[flag] = 1;
 }

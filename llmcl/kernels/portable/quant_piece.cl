@@ -27,7 +27,9 @@
 #define N_PIECES (K / 32 * PIECES_OF_GROUP)  // per tile
 #define FIRST_VECTOR(p) ((p) / TWINS % (4 / VECTORS))
 #define VECTOR(p, v) (FIRST_VECTOR(p) + 4 / VECTORS * (v))  // number v in a piece
-#define HAS_HIGH (HAS_FIFTH_BIT || WEIGHT_IS(q6_k))
+// Words of upper bits; with HAS_PAIRS the pairs of the first and the last 16 columns, then third bits.
+#define HIGH_WORDS (HAS_PAIRS ? 2 + HAS_THIRD_BIT : WEIGHT_IS(q6_k) ? 2 : HAS_FIFTH_BIT)
+#define HAS_HIGH (HAS_FIFTH_BIT || WEIGHT_IS(q6_k) || HAS_PAIRS)
 #ifndef SHARED_NUMBERS
 #define SHARED_NUMBERS 0
 #endif
@@ -35,23 +37,23 @@
 #define NIBBLES_ON_TOP (HAS_NIBBLES && !SHARED_NUMBERS)
 
 typedef struct {
+#if !HAS_PAIRS
     uint4 low[VECTORS];  // a word per row: nibbles, or the bytes for columns 4j .. 4j+3
+#endif
 #if WEIGHT_IS(q8_0)
     uint4 last[VECTORS];  // the bytes for columns 16+4j .. 16+4j+3
-#elif WEIGHT_IS(q6_k)
-    uint4 high[2];  // bit pairs for the first and the last 16 columns
-#elif HAS_FIFTH_BIT
-    uint4 high[1];
+#elif HAS_HIGH
+    uint4 high[HIGH_WORDS];
 #endif
 #if WEIGHT_IS(mxfp4)
     uint d;  // a byte a row
-#else
+#elif !WEIGHT_IS(nvfp4)
     uint2 d;  // half, per row
 #endif
-#if IS_SUPER
-    uint factors[2];  // q4_k and q5_k: sc and mn; q6_k: two sc; a byte per row
+#if IS_SUPER || WEIGHT_IS(nvfp4)
+    uint factors[2];  // scales of the group's columns and minima, or of both halves; a byte per row
 #endif
-#if HAS_MIN
+#if HAS_MIN || HAS_HALF_MIN
     uint2 m;
 #endif
 } piece;
@@ -64,6 +66,7 @@ inline piece load_piece(__global const uchar* tile, const int p) {
     __global const uchar* group = tile + GROUP_AT(g);
     __global const uchar* quants = group + SCALE_BYTES + 16 * quad;
     piece found;
+#if !HAS_PAIRS
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         found.low[v] = words4_at(quants + 64 * VECTOR(p, v));
@@ -71,25 +74,28 @@ inline piece load_piece(__global const uchar* tile, const int p) {
         found.last[v] = words4_at(quants + 256 + 64 * VECTOR(p, v));
 #endif
     }
-#if WEIGHT_IS(q6_k)
-    found.high[0] = words4_at(quants + 256);
-    found.high[1] = words4_at(quants + 320);
-#elif HAS_FIFTH_BIT
-    found.high[0] = words4_at(quants + 256);
+#endif
+#if HAS_HIGH
+#pragma unroll
+    for (int i = 0; i < HIGH_WORDS; ++i) found.high[i] = words4_at(quants + (HAS_PAIRS ? 0 : HIGH_AT) + 64 * i);
+#endif
+#if IS_SUPER || WEIGHT_IS(nvfp4)
+    found.factors[0] = *(__global const uint*)(group + 4 * quad);
+#if SCALE_BYTES > 16
+    found.factors[1] = *(__global const uint*)(group + 16 + 4 * quad);
+#endif
 #endif
 #if IS_SUPER
     __global const uchar* head = tile + g / 8 * SUPER_BYTES;
-    found.factors[0] = *(__global const uint*)(group + 4 * quad);
-    found.factors[1] = *(__global const uint*)(group + 16 + 4 * quad);
 #else
     __global const uchar* head = group;
 #endif
 #if WEIGHT_IS(mxfp4)
     found.d = *(__global const uint*)(head + 4 * quad);
-#else
+#elif !WEIGHT_IS(nvfp4)
     found.d = words2_at(head + 8 * quad);
 #endif
-#if HAS_MIN
+#if HAS_MIN || HAS_HALF_MIN
     found.m = words2_at(head + 32 + 8 * quad);
 #endif
     return found;
@@ -97,14 +103,77 @@ inline piece load_piece(__global const uchar* tile, const int p) {
 
 inline float4 halves_of(const uint2 words) { return (float4)(widen_f16(words.x), widen_f16(words.y)); }
 
+// The scales of a piece's rows; with HAS_HALF_SCALES to be multiplied by half_scales, for the first 16 columns (h 0) or the last.
+inline float4 piece_scales(const piece* p) {
+#if WEIGHT_IS(mxfp4)
+    const uchar4 scales = as_uchar4(p->d);
+    return (float4)(mxfp4_scale(scales.x), mxfp4_scale(scales.y), mxfp4_scale(scales.z), mxfp4_scale(scales.w));
+#elif WEIGHT_IS(nvfp4)
+    return 1.0f;
+#elif IS_SUPER && HAS_MIN
+    return halves_of(p->d) * convert_float4(as_uchar4(p->factors[0]));
+#elif IS_SUPER && HAS_HALF_SCALES
+    return halves_of(p->d) * SCALE_UNIT;
+#elif IS_SUPER
+    return halves_of(p->d) * SCALE_UNIT * convert_float4(as_char4(p->factors[0]));
+#else
+    return halves_of(p->d);
+#endif
+}
+#if HAS_HALF_SCALES
+inline float4 half_scales(const piece* p, const int h) {
+#if WEIGHT_IS(nvfp4)
+    return nvfp4_scales(p->factors[h]);
+#elif HAS_HALF_MIN
+    return convert_float4(as_uchar4(p->factors[h] & 0x0f0f0f0fu));
+#else
+    return convert_float4(as_char4(p->factors[h]));
+#endif
+}
+#endif
+
+#if HAS_MIN || HAS_HALF_MIN
+// Adds the minima times the sums of the piece's first and last columns.
+inline void add_minima(float* sums, const piece* p, const float first, const float last) {
+    float4 m = halves_of(p->m);
+#if HAS_HALF_MIN
+    m *= -(convert_float4(as_uchar4(p->factors[0] >> 4 & 0x0f0f0f0fu)) * first +
+           convert_float4(as_uchar4(p->factors[1] >> 4 & 0x0f0f0f0fu)) * last);
+#else
+    m *= first + last;
+#if IS_SUPER
+    m *= -convert_float4(as_uchar4(p->factors[1]));
+#endif
+#endif
+    sums[0] += m.x;
+    sums[1] += m.y;
+    sums[2] += m.z;
+    sums[3] += m.w;
+}
+#endif
+
 // A row's stored numbers (row named x, y, z or w), a byte each: vector j (number v in piece p), first four columns, and last four.
 #define NIBBLES(word) ((word) & 0x0f0f0f0fu)
 #if WEIGHT_IS(q8_0)
 #define LOW_NUMBERS(row) p->low[v].row
 #define HIGH_NUMBERS(row) p->last[v].row
-#elif WEIGHT_IS(mxfp4)
+#elif HAS_FP4
 #define LOW_NUMBERS(row) mxfp4_numbers(p->low[v].row)
 #define HIGH_NUMBERS(row) mxfp4_numbers(p->low[v].row >> 4)
+#elif HAS_PAIRS
+#if HAS_THIRD_BIT
+#define THIRD_BITS(row, j) ((p->high[2].row >> (j) & 0x01010101u) << 2)
+#else
+#define THIRD_BITS(row, j) 0
+#endif
+#if !HAS_TABLE
+#define table_numbers(word) (word)
+#endif
+#define LOW_NUMBERS(row) table_numbers((p->high[0].row >> (2 * j) & 0x03030303u) | THIRD_BITS(row, j))
+#define HIGH_NUMBERS(row) table_numbers((p->high[1].row >> (2 * j) & 0x03030303u) | THIRD_BITS(row, j + 4))
+#elif HAS_TABLE
+#define LOW_NUMBERS(row) table_numbers(p->low[v].row)
+#define HIGH_NUMBERS(row) table_numbers(p->low[v].row >> 4)
 #else
 #if WEIGHT_IS(q6_k)
 #define LOW_UPPER(row) ((p->high[0].row >> (2 * j) & 0x03030303u) << 4)
@@ -129,8 +198,8 @@ typedef struct {
 #if NIBBLES_ON_TOP
     float start;  // initial value of a row's sum
 #endif
-#if HAS_MIN
-    float sum;
+#if HAS_MIN || HAS_HALF_MIN
+    float sum_of_low, sum_of_high;
 #endif
     uint power;
 } columns;
@@ -174,9 +243,9 @@ inline columns load_columns(__global const float* x, __global const float* norm,
 #if NIBBLES_ON_TOP
     found.start = -(256.0f + OFFSET) * SUM_OF(lows) - (16.0f + OFFSET) * SUM_OF(highs);
 #endif
-#if HAS_MIN
-    const float4 both = lows + highs;
-    found.sum = both.x + both.y + (both.z + both.w);
+#if HAS_MIN || HAS_HALF_MIN
+    found.sum_of_low = lows.x + lows.y + (lows.z + lows.w);
+    found.sum_of_high = highs.x + highs.y + (highs.z + highs.w);
 #endif
     return found;
 }
@@ -191,8 +260,9 @@ inline columns scaled_columns(const columns x, const float factor) {
 #if NIBBLES_ON_TOP
     scaled.start *= factor;
 #endif
-#if HAS_MIN
-    scaled.sum *= factor;
+#if HAS_MIN || HAS_HALF_MIN
+    scaled.sum_of_low *= factor;
+    scaled.sum_of_high *= factor;
 #endif
     return scaled;
 }
@@ -241,13 +311,8 @@ inline float add_numbers(float sum, const uint w, const uint mask, const int pla
 
 // sums[i] += row i in piece number `number` times its columns.
 inline void add_piece(float* sums, const piece* p, const columns* c, const int number) {
-#if WEIGHT_IS(mxfp4)
-    const uchar4 scales = as_uchar4(p->d);
-    const float4 d = (float4)(mxfp4_scale(scales.x), mxfp4_scale(scales.y), mxfp4_scale(scales.z), mxfp4_scale(scales.w));
-#else
-    float4 d = halves_of(p->d);
-#endif
-#if WEIGHT_IS(q6_k)
+    const float4 d = piece_scales(p);
+#if HAS_HALF_SCALES
     float4 low = 0.0f, high = 0.0f;
 #else
     float4 y = START;
@@ -255,26 +320,18 @@ inline void add_piece(float* sums, const piece* p, const columns* c, const int n
 #pragma unroll
     for (int v = 0; v < VECTORS; ++v) {
         const int j = VECTOR(number, v);
-#if WEIGHT_IS(q6_k)
+#if HAS_HALF_SCALES
         low = (float4)(ADD_LOW(low.x, x), ADD_LOW(low.y, y), ADD_LOW(low.z, z), ADD_LOW(low.w, w));
         high = (float4)(ADD_HIGH(high.x, x), ADD_HIGH(high.y, y), ADD_HIGH(high.z, z), ADD_HIGH(high.w, w));
 #else
         y = (float4)(SUM_OF_ROW(y.x, x), SUM_OF_ROW(y.y, y), SUM_OF_ROW(y.z, z), SUM_OF_ROW(y.w, w));
 #endif
     }
-#if WEIGHT_IS(q6_k)
-    const float4 y = low * convert_float4(as_char4(p->factors[0])) + high * convert_float4(as_char4(p->factors[1]));
+#if HAS_HALF_SCALES
+    const float4 y = low * half_scales(p, 0) + high * half_scales(p, 1);
 #endif
-#if HAS_MIN
-    float4 m = halves_of(p->m) * c->sum;
-#if IS_SUPER
-    d *= convert_float4(as_uchar4(p->factors[0]));
-    m *= -convert_float4(as_uchar4(p->factors[1]));
-#endif
-    sums[0] += m.x;
-    sums[1] += m.y;
-    sums[2] += m.z;
-    sums[3] += m.w;
+#if HAS_MIN || HAS_HALF_MIN
+    add_minima(sums, p, c->sum_of_low, c->sum_of_high);
 #endif
     sums[0] += y.x * d.x;
     sums[1] += y.y * d.y;

@@ -40,14 +40,14 @@ inline void store_share(const share* s, __local float* rows, const int k, const 
 #endif
 }
 #else
-#define HAS_HIGH (HAS_FIFTH_BIT || WEIGHT_IS(q6_k))
+#define HAS_HIGH (HAS_FIFTH_BIT || HAS_THIRD_BIT || WEIGHT_IS(q6_k))
 typedef struct {
-    uint2 numbers;  // the two rows' nibbles or bytes
+    uint2 numbers;  // the two rows' nibbles, bytes or bit pairs
 #if HAS_HIGH
     uint2 upper;
 #endif
-    uint d;  // two halves; with mxfp4 two bytes
-#if HAS_MIN
+    uint d;  // two halves; with mxfp4 and nvfp4 two bytes
+#if HAS_MIN || HAS_HALF_MIN
     uint m;
 #endif
 #if IS_SUPER
@@ -61,23 +61,27 @@ inline share load_share(__global const uchar* tile, const int k, const int i) {
     __global const uchar* group = tile + GROUP_AT(g);
     __global const uchar* quants = group + SCALE_BYTES + 8 * pair;
     share s;
-    s.numbers = *(__global const uint2*)(quants + 64 * (WEIGHT_IS(q8_0) ? 4 * part + j : j));
+    s.numbers = *(__global const uint2*)(quants + 64 * (WEIGHT_IS(q8_0) ? 4 * part + j : HAS_PAIRS ? part : j));
 #if HAS_HIGH
-    s.upper = *(__global const uint2*)(quants + 256 + (WEIGHT_IS(q6_k) ? 64 * part : 0));
+    s.upper = *(__global const uint2*)(quants + HIGH_AT + (WEIGHT_IS(q6_k) ? 64 * part : 0));
 #endif
 #if IS_SUPER
     __global const uchar* head = tile + g / 8 * SUPER_BYTES;
-    s.factors = *(__global const ushort*)(group + 2 * pair + (WEIGHT_IS(q6_k) ? 16 * part : 0));
+    s.factors = *(__global const ushort*)(group + 2 * pair + (HAS_HALF_SCALES ? 16 * part : 0));
+#if HAS_MIN
     s.minima = *(__global const ushort*)(group + 16 + 2 * pair);
+#else
+    s.minima = s.factors >> 4 & 0x0f0f;  // with HAS_HALF_MIN
+#endif
 #else
     __global const uchar* head = group;
 #endif
-#if WEIGHT_IS(mxfp4)
-    s.d = *(__global const ushort*)(head + 2 * pair);
+#if HAS_FP4
+    s.d = *(__global const ushort*)(head + 2 * pair + (HAS_HALF_SCALES ? 16 * part : 0));
 #else
     s.d = *(__global const uint*)(head + 4 * pair);
 #endif
-#if HAS_MIN
+#if HAS_MIN || HAS_HALF_MIN
     s.m = *(__global const uint*)(head + 32 + 4 * pair);
 #endif
     return s;
@@ -85,15 +89,23 @@ inline share load_share(__global const uchar* tile, const int k, const int i) {
 
 // A row's numbers, less OFFSET.
 inline float4 numbers_of(uint word, const uint upper, const int part, const int j) {
-#if !WEIGHT_IS(q8_0)
+#if HAS_PAIRS
+    word = word >> (2 * j) & 0x03030303u;
+#if HAS_THIRD_BIT
+    word |= (upper >> (4 * part + j) & 0x01010101u) << 2;
+#endif
+#elif !WEIGHT_IS(q8_0)
     word = word >> (4 * part) & 0x0f0f0f0fu;
 #if WEIGHT_IS(q6_k)
     word |= (upper >> (2 * j) & 0x03030303u) << 4;
 #elif HAS_FIFTH_BIT
     word |= (upper >> (4 * part + j) & 0x01010101u) << 4;
-#elif WEIGHT_IS(mxfp4)
+#elif HAS_FP4
     word = mxfp4_numbers(word);
 #endif
+#endif
+#if HAS_TABLE
+    word = table_numbers(word);
 #endif
     return convert_float4(as_uchar4(word)) - (float)OFFSET;
 }
@@ -107,16 +119,20 @@ inline void store_share(const share* s, __local float* rows, const int k, const 
 #endif
 #if WEIGHT_IS(mxfp4)
     const float2 d = (float2)(mxfp4_scale(s->d & 255), mxfp4_scale(s->d >> 8));
+#elif WEIGHT_IS(nvfp4)
+    const float2 d = (float2)(nvfp4_scale(s->d & 255), nvfp4_scale(s->d >> 8));
 #else
     float2 d = widen_f16(s->d);
 #endif
 #if IS_SUPER && HAS_MIN
     d *= (float2)(s->factors & 255, s->factors >> 8);
+#elif HAS_HALF_MIN
+    d *= (float2)(s->factors & 15, s->factors >> 8 & 15);
 #elif IS_SUPER
-    d *= convert_float2(as_char2(s->factors));
+    d *= SCALE_UNIT * convert_float2(as_char2(s->factors));
 #endif
     float4 a = numbers_of(s->numbers.x, upper.x, part, j) * d.x, b = numbers_of(s->numbers.y, upper.y, part, j) * d.y;
-#if HAS_MIN
+#if HAS_MIN || HAS_HALF_MIN
     float2 m = widen_f16(s->m);
 #if IS_SUPER
     m *= -(float2)(s->minima & 255, s->minima >> 8);
