@@ -10,6 +10,7 @@ from helpers import FLOAT64, normal, relative_error
 from numpy.typing import NDArray
 
 from llmcl import reference
+from llmcl.checkpoint.grids import GRIDS, sizes_in
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 
 torch = pytest.importorskip("torch")
@@ -108,6 +109,23 @@ def test_dequantize_is_that_of_gguf_bit_for_bit(format: str) -> None:
     assert actual.dtype == np.float32 and actual.shape == expected.shape
     assert np.all(np.isfinite(expected)) and np.unique(expected).size > 8
     assert np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
+
+
+@pytest.mark.parametrize("format", ["TQ1_0", "TQ2_0", "MXFP4"])
+def test_what_the_quantiser_of_gguf_writes(format: str) -> None:
+    """Of the formats without a quantiser in llmcl these have one in the package."""
+    gguf = pytest.importorskip("gguf")
+    kind = gguf.GGMLQuantizationType[format]
+    data = gguf.quants.quantize(normal(20, 8, 1024).astype(np.float32), kind)
+    np.testing.assert_array_equal(reference.dequantize(format, data), gguf.quants.dequantize(data, kind))
+
+
+@pytest.mark.parametrize("name", GRIDS)
+def test_every_entry_of_a_grid_is_that_of_gguf(name: str) -> None:
+    gguf = pytest.importorskip("gguf")
+    grid = getattr(gguf.quants, name)
+    grid.init_grid()
+    np.testing.assert_array_equal(np.array(grid.grid_map)[sizes_in(name)], grid.grid.reshape(grid.grid_shape))
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered")

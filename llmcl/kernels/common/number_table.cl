@@ -4,7 +4,7 @@
 //   TABLE_IQ3_S, TABLE_IQ3_XXS, TABLE_IQ2    8, 8 and 3 sizes with a sign
 //   TABLE_IQ1       in eighths: -1, 0 or 1, and an eighth more or less
 //
-// Codes 6 and 7 of TABLE_IQ2 and TABLE_IQ1 don't occur in checkpoints. llmcl/checkpoint/codebooks.py has the same tables.
+// Codes 6 and 7 of TABLE_IQ2 and TABLE_IQ1 don't occur in checkpoints. llmcl/checkpoint/low_bits.py has the same tables.
 // Build: NUMBER_TABLE, one of these names.
 #define TABLE_IQ4 1
 #define TABLE_IQ3_S 2
@@ -36,15 +36,13 @@ inline int table_number(const uchar code) { return (int)((code < 8 ? TABLE_LOW :
 #define ENTRY_OF(table, i) ((uint)((table) >> 8 * (i) & 255) * 0x01010101u)
 #define BIT_OF(codes, bit) ((codes) >> (bit) & 0x01010101u)
 #define MASK_OF(codes, bit) ((BIT_OF(codes, bit) << 8) - BIT_OF(codes, bit))
-#define CHOOSE_OF_2(T, table, i) bitselect((T)ENTRY_OF(table, i), (T)ENTRY_OF(table, (i) + 1), first)
-#define CHOOSE_OF_4(T, table, i) bitselect(CHOOSE_OF_2(T, table, i), CHOOSE_OF_2(T, table, (i) + 2), second)
-#define CHOOSE_OF_8(T, table) bitselect(CHOOSE_OF_4(T, table, 0), CHOOSE_OF_4(T, table, 4), third)
-#define CHOOSE(T)                                                                                      \
-    (TABLE_HIGH == TABLE_LOW ? CHOOSE_OF_8(T, TABLE_LOW)                                               \
-                             : bitselect(CHOOSE_OF_8(T, TABLE_LOW), CHOOSE_OF_8(T, TABLE_HIGH), MASK_OF(codes, 3)))
+#define CHOOSE_OF_2(table, i) bitselect(ENTRY_OF(table, i), ENTRY_OF(table, (i) + 1), first)
+#define CHOOSE_OF_4(table, i) bitselect(CHOOSE_OF_2(table, i), CHOOSE_OF_2(table, (i) + 2), second)
+#define CHOOSE_OF_8(table) bitselect(CHOOSE_OF_4(table, 0), CHOOSE_OF_4(table, 4), third)
 
 // Looks up the code in each byte; bits above the code may hold anything.
 inline uint table_numbers(const uint codes) {
     const uint first = MASK_OF(codes, 0), second = MASK_OF(codes, 1), third = MASK_OF(codes, 2);
-    return CHOOSE(uint);
+    if (TABLE_HIGH == TABLE_LOW) return CHOOSE_OF_8(TABLE_LOW);
+    return bitselect(CHOOSE_OF_8(TABLE_LOW), CHOOSE_OF_8(TABLE_HIGH), MASK_OF(codes, 3));
 }

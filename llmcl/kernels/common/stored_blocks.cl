@@ -14,7 +14,7 @@
 //   IQ4_XS {half d; ushort and 4 bytes of 6-bit scales; 128 bytes of codes}
 //   IQ3_*, IQ2_*, IQ1_*: see stored_grids.cl
 //
-// `grid`: the format's lookup grid (llmcl/checkpoint/codebooks.py), in formats that have one.
+// `grid`: the format's lookup grid (llmcl/checkpoint/grids.py), in formats that have one.
 // Build: FORMAT, a name above or F32, F16, BF16 (no blocks). k is a multiple of 16.
 #include "common/mxfp4.cl"
 

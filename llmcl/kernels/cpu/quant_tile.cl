@@ -19,7 +19,14 @@
 #define QUANT_BYTES (SCALE_BYTES % 32 ? 16 : 32)
 typedef uint uint16_in_tile __attribute__((ext_vector_type(16), aligned(QUANT_BYTES)));
 #if HAS_TABLE
-#include "cpu/number_table.cl"
+// table_numbers for 16 words. Compilers make a byte shuffle (pshufb) of `shuffle`.
+inline uint4 look_up(const uint4 codes) {
+    const uint4 table = (uint4)((uint)TABLE_LOW, (uint)(TABLE_LOW >> 32), (uint)TABLE_HIGH, (uint)(TABLE_HIGH >> 32));
+    return as_uint4(shuffle(as_uchar16(table), as_uchar16(codes)));
+}
+inline uint16 table_numbers16(const uint16 codes) {
+    return (uint16)(look_up(codes.lo.lo), look_up(codes.lo.hi), look_up(codes.hi.lo), look_up(codes.hi.hi));
+}
 #endif
 inline uint16 load_quants(__global const uchar* p) { return *(__global const uint16_in_tile*)p; }
 
