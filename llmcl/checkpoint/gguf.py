@@ -34,11 +34,7 @@ MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 
 _SUPPORTED_TYPES = {format.gguf: name for name, format in FORMATS.items()}
-_OTHER_TYPES = {
-    9: "Q8_1", 10: "Q2_K", 11: "Q3_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
-    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64",
-    28: "F64", 29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0",
-}  # fmt: skip
+_OTHER_TYPES = {9: "Q8_1", 15: "Q8_K", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64", 41: "Q1_0"}
 
 # Metadata types: numbers with their NumPy name, then the remaining three.
 _NUMBERS = {

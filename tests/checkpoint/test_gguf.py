@@ -282,9 +282,9 @@ HOSTILE: dict[str, tuple[Callable[[Any], bytes], str]] = {
         lambda w: w.raw(table=[w.tensor("t", (2**63, 2**63), 0, 0)], content=bytes(64)),
         "truncated",
     ),
-    "type Q2_K": (
-        lambda w: w.raw(table=[w.tensor("t", (256,), 10, 0)]),
-        "type Q2_K; llmcl supports F32, F16",
+    "type Q1_0": (
+        lambda w: w.raw(table=[w.tensor("t", (256,), 41, 0)]),
+        "type Q1_0; llmcl supports F32, F16",
     ),
     "type 999": (lambda w: w.raw(table=[w.tensor("t", (256,), 999, 0)]), "type 999"),
     "half a block": (
