@@ -11,6 +11,7 @@ import pytest
 from family_files import gguf_architecture, gguf_tensors, write_metadata
 from gguf_reference import write_out
 from helpers import random_weights, relative_error, small_config, transformers_logits, transformers_model
+from parameters import slow_except
 
 import llmcl
 from llmcl.architectures.config import ModelConfig
@@ -21,8 +22,6 @@ from llmcl.errors import UsageError
 from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.runtime.device import Device
 from llmcl.tools.trials import random_blocks
-
-pytestmark = pytest.mark.separate_launches
 
 BOUND = 1e-4
 CONFIG = small_config(hidden_size=256, intermediate_size=512, head_dim=64, n_q_heads=4, n_kv_heads=2)
@@ -105,8 +104,7 @@ def check_logits(path: Path, device: Device, weights: dict[str, np.ndarray]) -> 
     assert answer.token_ids == choices[len(ids) - 1 : -1].argmax(axis=-1).tolist()
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("format", NEW)
+@pytest.mark.parametrize("format", slow_except(NEW, "IQ4_XS", "Q2_K"))
 def test_logits_of_a_file_in_one_format(format: str, default_device: Device, tmp_path: Path) -> None:
     weights = save(tmp_path / "model.gguf", CONFIG, {"": format})
     with open_checkpoint(str(tmp_path / "model.gguf")) as checkpoint:

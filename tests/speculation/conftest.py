@@ -8,7 +8,7 @@ from which_devices import taken
 from llmcl.runtime.platforms import DeviceEntry
 
 
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.as_gpu)])
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.slow)])
 def either_entry(request: pytest.FixtureRequest, default_entry: DeviceEntry) -> DeviceEntry:
-    """Of the default device, as it is and as a GPU, which `--quick` leaves to the full run."""
+    """The default device as it is, and taken for a GPU."""
     return taken(default_entry, request.param)
