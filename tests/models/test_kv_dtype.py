@@ -73,7 +73,7 @@ def test_the_demo_model_is_as_good_as_with_float16(smollm2: LLM) -> None:
         answer = llm.generate("Why is the sky blue?", max_tokens=40).text
         actual, expected = llm.logits(ids), smollm2.logits(ids)
     assert "light" in answer
-    assert relative_error(actual, expected) < 0.03
+    assert relative_error(actual, expected) < 0.035  # queries are rounded, too, by processors with 8-bit dot products
     assert np.mean(actual.argmax(axis=1) == expected.argmax(axis=1)) > 0.97
 
 
