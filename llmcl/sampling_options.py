@@ -117,7 +117,7 @@ class SamplingOptions:
     )] = 1.0
     repeat_window: Annotated[int, Parameter(
         ("--repeat-last-n",), "N", 0, MAX_INT, http_fields=("repeat_last_n",), http_meanings={-1: MAX_INT},
-        help="Tokens that --repeat-penalty looks back at, prompt included; 0: off.",
+        gguf_key="penalty_last_n", help="Tokens that --repeat-penalty looks back at, prompt included; 0: off.",
         expected="0 (off) to 2^31 - 1", typed="a whole number, 0 (off) to 2^31 - 1",
     )] = 64
     presence_penalty: Annotated[float, Parameter(
@@ -130,6 +130,51 @@ class SamplingOptions:
         help="Penalty for each time that a token is already in the answer; 0: off.",
         expected="-100 to 100; 0 is off", typed="a number from -100 to 100 (0: off)",
     )] = 0.0
+    typical_p: Annotated[float, Parameter(
+        ("--typical", "--typical-p"), "P", 0, 1, above=True, http_meanings={0: LEAST}, config_key="typical_p",
+        help="Sample from the tokens of the most typical surprise that reach probability P together; 1: off.",
+        expected="more than 0 and at most 1 (off)", typed="a number above 0 and at most 1 (1: off)",
+    )] = 1.0
+    top_n_sigma: Annotated[float, Parameter(
+        ("--top-nsigma", "--top-n-sigma"), "N", 0, 1e6, http_meanings={-1: 0},
+        help="Drop tokens more than N standard deviations of the logits below the likeliest; 0: off.",
+        expected="0 (off) to 1e6", typed="a number from 0 (off) to 1e6",
+    )] = 0.0
+    xtc_probability: Annotated[float, Parameter(
+        ("--xtc-probability",), "P", 0, 1, gguf_key="xtc_probability",
+        help="Chance that a token is sampled without the likeliest ones (XTC); 0: off.",
+        expected="0 (off) to 1", typed="a number from 0 (off) to 1",
+    )] = 0.0
+    xtc_threshold: Annotated[float, Parameter(
+        ("--xtc-threshold",), "P", 0, 1, gguf_key="xtc_threshold",
+        help="XTC drops all tokens above this probability but the least likely one; above 0.5: off.",
+        expected="0 to 1", typed="a number from 0 to 1",
+    )] = 0.1
+    dynatemp_range: Annotated[float, Parameter(
+        ("--dynatemp-range",), "T", 0, 100,
+        help="Temperatures from --temp minus T to --temp plus T, by the entropy of the tokens left; 0: off.",
+        expected="0 (off) to 100", typed="a number from 0 (off) to 100",
+    )] = 0.0
+    dynatemp_exponent: Annotated[float, Parameter(
+        ("--dynatemp-exp",), "E", 0, 100,
+        help="Exponent of the entropy for --dynatemp-range.",
+        expected="0 to 100", typed="a number from 0 to 100",
+    )] = 1.0
+    mirostat: Annotated[int, Parameter(
+        ("--mirostat",), "2", 2, 2, off=0, gguf_key="mirostat",
+        help="2: Mirostat 2.0, which aims at a surprise and replaces the samplers but the penalties; 0: off.",
+        expected="0 (off) or 2", typed="0 (off) or 2",
+    )] = 0
+    mirostat_tau: Annotated[float, Parameter(
+        ("--mirostat-ent",), "T", 0, 100, gguf_key="mirostat_tau",
+        help="The surprise that Mirostat aims at, in bits a token.",
+        expected="0 to 100", typed="a number from 0 to 100",
+    )] = 5.0
+    mirostat_eta: Annotated[float, Parameter(
+        ("--mirostat-lr",), "R", 0, 100, gguf_key="mirostat_eta",
+        help="Mirostat's learning rate.",
+        expected="0 to 100", typed="a number from 0 to 100",
+    )] = 0.1
     seed: Annotated[int | None, Parameter(
         ("-s", "--seed"), "S", 0, (1 << 64) - 1, http_meanings={-1: None},
         help="Seed of the sampling: repeats an answer on the same device.  [default: random, reported]",

@@ -23,6 +23,15 @@ class AnswerSettings(TypedDict, total=False):
     repeat_window: int
     presence_penalty: float
     frequency_penalty: float
+    typical_p: float
+    top_n_sigma: float
+    xtc_probability: float
+    xtc_threshold: float
+    dynatemp_range: float
+    dynatemp_exponent: float
+    mirostat: int
+    mirostat_tau: float
+    mirostat_eta: float
     seed: int | None
     stop: str | Sequence[str]
     ignore_eos: bool

@@ -176,14 +176,14 @@ def token_ids(
     need the mask. processor: likewise; it gets the step's logits.
     """
     model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
-    sequence.sampling, sequence.n_sampled = params, 0
+    sequence.sampling, sequence.n_sampled, sequence.mu = params, 0, None
     model.start_sampling(sequence)
     speculation.begin(prompt, params)
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
 
     left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens not yet read
-    if params.logprobs is not None or params.logit_bias or processor is not None:
-        speculation = NO_SPECULATION  # steps that verify a draft support none of the three
+    if params.logprobs is not None or params.logit_bias or processor is not None or params.mirostat:
+        speculation = NO_SPECULATION  # steps that verify a draft support none of the four
     step, drafted = _sample(model, sequence, on_logprob, matcher, processor), False
     preemptions = Preemptions(model.device.compute_units)
 

@@ -46,6 +46,7 @@ class Job:
     submitted_ns: int | None = None  # time of submission, same clock as begun_ns
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: prompt log-probabilities are not wanted
     processor: LogitsProcessor | None = None  # changes the logits before each token is chosen
+    preempted: SequenceState | None = None  # the sequence before a preemption, with mirostat's state
     scored: list[LogProb | None] = field(init=False)  # log-probabilities of the prompt's tokens
 
     def __post_init__(self) -> None:
@@ -53,10 +54,10 @@ class Job:
 
     @property
     def drafts(self) -> bool:
-        """Whether a step may verify a draft: it has neither masks nor biases, log-probabilities or processors."""
+        """Whether a step may verify a draft: it has no masks, biases, log-probabilities, processors or mirostat."""
         params = self.params
         plain = self.matcher is None and self.processor is None
-        return plain and params.logprobs is None and not params.logit_bias
+        return plain and params.logprobs is None and not params.logit_bias and not params.mirostat
 
     @property
     def n_scored(self) -> int:
@@ -270,7 +271,7 @@ class Scheduler:
                 job.restart()
             assert len(job.sampled) == job.n_enqueued  # `text` includes every pending id
             job.sequence, job.text = sequence, text
-            sequence.sampling, sequence.n_sampled = job.params, len(job.sampled)
+            sequence.sampling, sequence.n_sampled, sequence.mu = job.params, len(job.sampled), None
             insort(self.running, job, key=_rank)
             plan.started.append(job)
             budget -= n_rows
@@ -295,6 +296,7 @@ class Scheduler:
     def _preempt(self, job: Job) -> None:
         """Takes pages and slot from a job and queues it again by rank."""
         self.n_preempted += 1
+        job.preempted = job.sequence
         self._take_from(job)
         insort(self.waiting, job, key=_rank)
 

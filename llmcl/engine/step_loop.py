@@ -213,6 +213,8 @@ class StepLoop:
             batch.end(sequence)
         for job in plan.started:
             self._begin(job)
+            if job.preempted is not None and job.sampled:
+                _sequence(job).mu = job.preempted.mu
             batch.start(_sequence(job), job.params)
         drafted = self._drafted(plan)
         read = [chunk for chunk in plan.prefill if chunk.following is None]

@@ -12,6 +12,7 @@ WAYS: tuple[dict[str, Any], ...] = (
     {},
     {"temperature": 0.8},
     {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "repeat_penalty": 1.1, "seed": 1},
+    {"temperature": 0.8, "typical_p": 0.9},
     {"logprobs": 2, "logit_bias": {1: 1.0}},
 )
 

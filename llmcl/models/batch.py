@@ -237,7 +237,8 @@ class Batch:
         """Does the work of `step` in separate launches, for layers that keep a state per sequence."""
         waits = [self.decode(decode, before_sampling)] if decode else []
         for chunk in chunks:
-            sequence, self._slots.alone = chunk.sequence, None
+            self._slots.end_alone()
+            sequence = chunk.sequence
             self.model.step.write_place(self._slots[sequence])
             if not chunk.is_last:
                 self.model.extend(sequence, chunk.token_ids)
@@ -281,7 +282,7 @@ class Batch:
         """
         self.prepare_scores()
         assert self._scoring is not None
-        self._slots.alone = None  # this sequence takes over the model's own step state
+        self._slots.end_alone()  # this sequence takes over the model's own step state
         self.model.step.write_place(self._slots[sequence])
         return self._scoring.score(sequence, token_ids, following, top)
 

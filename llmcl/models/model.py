@@ -236,7 +236,7 @@ class Model:
         self.sampler.remember(sequence.token_ids)
         if sequence.sampling.counts_tokens:
             self.sampler.count(sequence.answer(last))
-        self.sampler.configure(sequence.sampling)
+        self.sampler.configure(sequence.sampling, mu=sequence.mu)
         self.step.restart_sampling(sequence.n_sampled)
 
     def sample(self, sequence: SequenceState) -> Callable[[], int]:
@@ -389,8 +389,9 @@ class Model:
     def prepare_all(self, progress: Progress | None) -> None:
         """Compiles kernels that `prepare` left to other processes, and kernels for rarely used sampling parameters."""
         self._prepare_sizes([bound for bound in self._prefill if bound.max_tokens in self._unprepared], progress)
-        with self.device.compile_progress(self.sampler.every_launch, progress):
-            for launch in self.sampler.every_launch:
+        launches = [*self.sampler.every_launch, *self.sampler.filtered_launches]
+        with self.device.compile_progress(launches, progress):
+            for launch in launches:
                 launch.prepare()
 
     def _prepare_sizes(self, sizes: Sequence[PrefillLaunches], progress: Progress | None) -> None:

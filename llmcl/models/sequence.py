@@ -22,6 +22,7 @@ class SequenceState:
     n_findable: int | None = None  # prefix length whose full pages may be shared; None: everything
     sampling: SamplingParams = field(default_factory=SamplingParams)  # parameters for the next tokens, seed included
     n_sampled: int = 0  # tokens chosen so far with `sampling`
+    mu: float | None = None  # mirostat's state when the sequence last left its place on the device; None: a new answer
 
     @property
     def position(self) -> int:

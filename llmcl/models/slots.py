@@ -43,15 +43,30 @@ class Slots:
             raise UsageError(f"all {n} places are taken; end a sequence, or raise max_sequences")
         self._slots[sequence] = free[0]
         sequence.sampling = params
-        self._sampler.configure(params, free[0])
+        self._sampler.configure(params, free[0], sequence.mu)
 
     def end(self, sequence: SequenceState) -> None:
         """Frees the sequence's slot, if any."""
+        self._save_mu(sequence)
         for of_sequences in (self._slots, self._last, self._allowed):
             of_sequences.pop(sequence, None)
         self._ready.discard(sequence)
         if self.alone is sequence:
             self.alone = None
+
+    def end_alone(self) -> None:
+        """Gives up the model's own step state, which another sequence takes over."""
+        self._save_mu(self.alone)
+        self.alone = None
+
+    def _save_mu(self, sequence: SequenceState | None) -> None:
+        """Reads mirostat's state before another sequence or sampler takes the slot."""
+        if sequence is None or sequence not in self._slots or not sequence.sampling.mirostat:
+            return
+        if sequence is self.alone:
+            sequence.mu = self._model.sampler.read_mu()
+        elif sequence in self._ready:
+            sequence.mu = self._sampler.read_mu(self._slots[sequence])
 
     def sampled(self, sequence: SequenceState, last: Callable[[], int]) -> None:
         """Records the function that waits for the last sampled token."""
@@ -72,9 +87,12 @@ class Slots:
         """Updates a sequence's slot after decoding alone."""
         if sequence in self._ready:
             return
+        self._save_mu(sequence)
         if self.alone is sequence:
             self.alone = None
         slot, last = self._slots[sequence], self._last[sequence]()
+        if sequence.mu is not None:
+            self._sampler.write_mu(sequence.mu, slot)
         self._step.write_sequence(slot, sequence.position, sequence.n_sampled)
         self._model.device.write(self._step.tokens, np.array([last], np.int32), 4 * slot)
         self.has_read(sequence, [last])
@@ -83,6 +101,8 @@ class Slots:
         """Updates the model's own step state for a sequence that runs alone from now on."""
         if self.alone is sequence:
             return
+        self._save_mu(self.alone)
+        self._save_mu(sequence)
         last, model = self._last[sequence](), self._model
         model.start_sampling(sequence, [last])
         model.sampler.bias.allow({0: self._allowed.get(sequence)})

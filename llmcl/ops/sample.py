@@ -31,7 +31,10 @@ _MORE_SLOTS = (
     "SEED_LO",
     "SEED_HI",
     "THRESHOLD",  # written by sample_threshold_select
-    "TRUNCATES",  # the kernels that choose the token: BEST_SCORE, ABOVE_THRESHOLD or LARGEST
+    "TRUNCATES",  # the kernels that choose the token: BEST_SCORE, ABOVE_THRESHOLD, LARGEST or FILTERED
+    "CEILING",  # the largest surviving logit and the temperature, written by sample_threshold_select for FILTERED rows
+    "HEAT",
+    "MU",  # mirostat's state
 )
 CONSTANTS = {
     f"SAMPLING_{name.upper()}": slot
@@ -39,12 +42,13 @@ CONSTANTS = {
 }
 N_SLOTS = len(CONSTANTS)
 BINS = 2048  # BINS in sample_threshold.cl
-BEST_SCORE, ABOVE_THRESHOLD, LARGEST = 0, 1, 2  # the choice among: all scores, scores above a threshold, raw logits
+BEST_SCORE, ABOVE_THRESHOLD, LARGEST, FILTERED = range(4)  # all scores, above a threshold, raw logits, survivors.cl
 
 
 @dataclass(frozen=True)
 class SamplingParams(SamplingOptions):
-    """How tokens are chosen. The samplers run in llama.cpp's order: penalty, top-k, top-p, min-p, temperature.
+    """How tokens are chosen. The samplers run in llama.cpp's order: penalties, top-n-sigma, top-k, typical-p, top-p,
+    min-p, XTC, temperature. Mirostat replaces all but the penalties and the temperature.
 
     Raises UsageError if a value is out of range, or would be 0 or infinite in float32.
     """
@@ -71,6 +75,12 @@ class SamplingParams(SamplingOptions):
     def truncates(self) -> bool:
         """Tells whether sampling needs a threshold on the logits."""
         return self.temperature > 0 and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
+
+    @property
+    def filters(self) -> bool:
+        """Tells whether sampling needs a sampler of survivors.cl."""
+        dropped = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
+        return self.temperature > 0 and (dropped or self.dynatemp_range > 0 or self.mirostat > 0)
 
     @property
     def takes_largest(self) -> bool:
@@ -113,7 +123,7 @@ class Sampler:
         self._device.fill(self.last_seen, np.int32(-1))
         width = widest_group(device)
         groups = min(max(2, device.compute_units), -(-vocab_size // width))
-        best = device.alloc(8 * n * groups, "best scores")
+        best = device.alloc(24 * n * groups, "best scores")
         bins = device.zeros(4 * n * (BINS + 1), "histogram of the logits")
         candidates = device.alloc(8 * n * vocab_size, "candidates for the next token")
         constants: dict[str, object] = {
@@ -122,6 +132,7 @@ class Sampler:
             "SAMPLING_SLOTS": N_SLOTS,
             "VOCAB": vocab_size,
             "N_GROUPS": groups,
+            "BEST_SLOTS": 3 * groups,
             "N_SEQUENCES": step.n_records,
             "LOCAL_SIZE": width,
             "ROLL_LOOPS": rolls_loops(device),
@@ -131,9 +142,9 @@ class Sampler:
         self.logprobs = LogProbs(device, logits, vocab_size, step, self.bias)
         self._choices: dict[int, int] = {}
 
-        def bind(op: str, stage: str, args: list[Buffer], n_groups: int, n_bytes: int) -> list[Launch]:
+        def bind(op: str, stage: str, args: list[Buffer], n_groups: int, n_bytes: int, **more: int) -> list[Launch]:
             at, cost = for_rows(step, n_groups), once(n_bytes)
-            return op_launches(device, op, constants, args, stage=stage, groups=at, local=local, cost=cost)
+            return op_launches(device, op, constants | more, args, stage=stage, groups=at, local=local, cost=cost)
 
         def bind_largest() -> list[Launch]:
             largest_constants = {"WIDTH": columns_a_work_item(device), "LARGEST": LARGEST}
@@ -151,17 +162,23 @@ class Sampler:
         inputs = [logits, self.last_seen, self.counts, step.state, self.params]
         outputs = [step.state, step.tokens, step.sampled, self.counts]
         read = 8 * vocab_size  # logits and latest positions
-        above = "sample_threshold"
+
+        def bind_threshold(filters: int, choice: int) -> list[Launch]:
+            op, more = "sample_threshold", {"FILTERS": filters, "CHOICE": choice}
+            chosen = [candidates, best, bins, self.params, *outputs]
+            return [
+                *bind(op, "histogram", [*inputs, best, bins], groups, read, **more),
+                *bind(op, "candidates", [*inputs, best, bins, candidates], groups, read, **more),
+                *bind(op, "select", chosen, 1, 8 * groups, **more),
+            ]
+
         self._choose = {
             BEST_SCORE: [
                 *bind("sample", "partial", [*inputs, best], groups, read),
                 *bind("sample", "finish", [best, self.params, *outputs], 1, 8 * groups),
             ],
-            ABOVE_THRESHOLD: [
-                *bind(above, "histogram", [*inputs, best, bins], groups, read),
-                *bind(above, "candidates", [*inputs, best, bins, candidates], groups, read),
-                *bind(above, "select", [candidates, best, bins, self.params, *outputs], 1, 8 * groups),
-            ],
+            ABOVE_THRESHOLD: bind_threshold(0, ABOVE_THRESHOLD),
+            FILTERED: bind_threshold(1, FILTERED),
         }
         if columns_a_work_item(device) > 1:  # with vectors, a single work-item is enough
             self._choose[LARGEST] = bind_largest()
@@ -173,13 +190,19 @@ class Sampler:
         return self.launches_for()
 
     @property
+    def filtered_launches(self) -> list[Launch]:
+        """Returns the launches for samplers of survivors.cl, which few requests need."""
+        return self._choose[FILTERED]
+
+    @property
     def every_launch(self) -> list[Launch]:
-        return [launch for launches in self._choose.values() for launch in launches]
+        """Returns the launches for all other samplers."""
+        return self.launches_that_choose(self._choose.keys() - {FILTERED})
 
     @property
     def usual_launches(self) -> list[Launch]:
         """Returns the launches that choose without a threshold, for any parameters."""
-        return self.launches_that_choose(self._choose.keys() - {ABOVE_THRESHOLD})
+        return self.launches_that_choose(self._choose.keys() - {ABOVE_THRESHOLD, FILTERED})
 
     @property
     def largest_launches(self) -> list[Launch]:
@@ -201,13 +224,18 @@ class Sampler:
         return [launch for choice in sorted(choices) for launch in self._choose[choice]]
 
     def choice(self, params: SamplingParams) -> int:
-        """Returns how the parameters choose tokens: BEST_SCORE, ABOVE_THRESHOLD or LARGEST."""
+        """Returns how the parameters choose tokens: BEST_SCORE, ABOVE_THRESHOLD, LARGEST or FILTERED."""
+        if params.filters:
+            return FILTERED
         if params.truncates:
             return ABOVE_THRESHOLD
         return LARGEST if params.takes_largest and LARGEST in self._choose else BEST_SCORE
 
-    def configure(self, params: SamplingParams, sequence: int = 0) -> None:
-        """Sets a sequence's sampling parameters (writes its slots and the biases to the device)."""
+    def configure(self, params: SamplingParams, sequence: int = 0, mu: float | None = None) -> None:
+        """Sets a sequence's sampling parameters (writes its slots and the biases to the device).
+
+        mu: mirostat's state, to go on with an answer (`read_mu`).
+        """
         if params.logit_bias and max(params.logit_bias) >= self._vocab_size:
             raise UsageError(
                 f"logit_bias has a bias for token {max(params.logit_bias)}; expected 0 to {self._vocab_size - 1}"
@@ -222,10 +250,20 @@ class Sampler:
         slots[seed : seed + 2] = np.array([params.seed or 0], np.uint64).view(np.int32)
         floats[CONSTANTS["SAMPLING_THRESHOLD"]] = -np.inf
         slots[CONSTANTS["SAMPLING_TRUNCATES"]] = self.choice(params)
+        floats[CONSTANTS["SAMPLING_MU"]] = 2 * params.mirostat_tau if mu is None else mu
         send(self._device, self.params, slots, 4 * sequence * N_SLOTS)
         self.bias.configure(params.logit_bias, sequence)
         self.logprobs.configure(params.logprobs, sequence)
         self._choices[sequence] = self.choice(params)
+
+    def read_mu(self, sequence: int = 0) -> float:
+        """Returns mirostat's state after the last token."""
+        slot = sequence * N_SLOTS + CONSTANTS["SAMPLING_MU"]
+        return float(self._device.read(self.params, np.float32, (1,), 4 * slot)[0])
+
+    def write_mu(self, mu: float, sequence: int = 0) -> None:
+        slot = sequence * N_SLOTS + CONSTANTS["SAMPLING_MU"]
+        send(self._device, self.params, np.array([mu], np.float32), 4 * slot)
 
     def remember(self, token_ids: Sequence[int], sequence: int = 0) -> None:
         """Sets the tokens seen so far: the tokens in the sequence's cache, from position 0 on."""

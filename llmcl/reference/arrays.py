@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 Float64 = NDArray[np.float64]
 Float32 = NDArray[np.float32]
+Bool = NDArray[np.bool_]
 Scalar = float | np.float32
 
 

@@ -35,7 +35,7 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Said, Thought
 from llmcl.tokenizer.channel_reader import has_channels
 
 _DEFAULTS = {"temperature": 0.8, "top_k": 40, "top_p": 0.9}  # Ollama's
-_OFF = {"mirostat": 0, "tfs_z": 1, "typical_p": 1}  # options that would change the answer, with the value for off
+_OFF = {"tfs_z": 1}  # options that would change the answer, with the value for off
 _EFFORTS = "low", "medium", "high", "max"
 
 

@@ -32,6 +32,12 @@ def test_gguf_keys_are_those_of_the_gguf_package() -> None:
         "top_p": keys.SAMPLING_TOP_P,
         "min_p": keys.SAMPLING_MIN_P,
         "repeat_penalty": keys.SAMPLING_PENALTY_REPEAT,
+        "repeat_window": keys.SAMPLING_PENALTY_LAST_N,
+        "xtc_probability": keys.SAMPLING_XTC_PROBABILITY,
+        "xtc_threshold": keys.SAMPLING_XTC_THRESHOLD,
+        "mirostat": keys.SAMPLING_MIROSTAT,
+        "mirostat_tau": keys.SAMPLING_MIROSTAT_TAU,
+        "mirostat_eta": keys.SAMPLING_MIROSTAT_ETA,
     }
     table = {name: each.gguf_key for name, each in PARAMETERS.items() if each.gguf_key is not None}
     assert {name: f"general.sampling.{key}" for name, key in table.items()} == expected

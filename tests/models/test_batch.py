@@ -149,19 +149,22 @@ PARAMS = [
     SamplingParams(temperature=0.9, min_p=0.05, repeat_penalty=1.1, presence_penalty=0.4, seed=5),
 ]
 COUNTED = SamplingParams(temperature=0.7, top_k=30, presence_penalty=0.5, frequency_penalty=0.7, seed=6)
+MIROSTAT = SamplingParams(temperature=1.5, mirostat=2, mirostat_tau=3.0, seed=8)
 
 
-def test_each_row_is_sampled_as_its_own_parameters_say(llm: LLM, batch: Batch) -> None:
-    prompts = [random_ids(20 + n, n, 131) for n in range(len(PARAMS))]
-    running = [begin(batch, prompt, params) for prompt, params in zip(prompts, PARAMS, strict=True)]
+@pytest.mark.parametrize("own", [PARAMS, [MIROSTAT, GREEDY]], ids=["usual", "mirostat"])
+def test_each_row_is_sampled_as_its_own_parameters_say(own: list[SamplingParams], llm: LLM, batch: Batch) -> None:
+    prompts = [random_ids(20 + n, n, 131) for n in range(len(own))]
+    running = [begin(batch, prompt, params) for prompt, params in zip(prompts, own, strict=True)]
     decode(batch, running, 60)  # into a further page
-    for (_, ids), prompt, params in zip(running, prompts, PARAMS, strict=True):
+    for (_, ids), prompt, params in zip(running, prompts, own, strict=True):
         assert ids == alone(llm, prompt, 61, params)
 
 
-def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
+@pytest.mark.parametrize("last", [PARAMS[4], MIROSTAT], ids=["penalised", "mirostat"])
+def test_sequences_come_and_go(last: SamplingParams, llm: LLM, batch: Batch) -> None:
     prompts = [random_ids(n, n, 131) for n in (9, 30, 62)]
-    params = COUNTED, PARAMS[2], PARAMS[4]
+    params = COUNTED, PARAMS[2], last
     first = begin(batch, prompts[0], params[0])
     decode(batch, [first], 5)  # alone, with the kernels for one token
     second = begin(batch, prompts[1], params[1])
@@ -177,7 +180,7 @@ def test_sequences_come_and_go(llm: LLM, batch: Batch) -> None:
         assert ids == alone(llm, prompt, len(ids), own)
 
 
-@pytest.mark.parametrize("params", [PARAMS[2], COUNTED], ids=["truncated", "counted"])
+@pytest.mark.parametrize("params", [PARAMS[2], COUNTED, MIROSTAT], ids=["truncated", "counted", "mirostat"])
 def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(
     params: SamplingParams, llm: LLM, batch: Batch
 ) -> None:
@@ -190,6 +193,7 @@ def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(
     batch.cache.truncate(sequence, 0)
     begin(batch, random_ids(5, 9, 131))  # has the place now
     again = batch.cache.sequence()
+    again.mu = sequence.mu
     batch.start(again, params)
     again.n_sampled = n_sampled
     ids += batch.read([(again, prompt + ids)])()

@@ -158,6 +158,14 @@ def test_parameters_reach_the_engine(server: Running) -> None:
     assert (options["presence_penalty"], options["frequency_penalty"]) == (0.5, -2)
 
 
+def test_llama_servers_samplers_reach_the_engine(server: Running) -> None:
+    samplers = {"typical_p": 0.9, "xtc_probability": 0.5, "xtc_threshold": 0.05, "dynatemp_range": 0.3}
+    samplers |= {"dynatemp_exponent": 1.5, "mirostat": 2, "mirostat_tau": 4.0, "mirostat_eta": 0.2}
+    server.chat(**samplers, top_n_sigma=-1)
+    assert server.engine.asked[0][1].items() >= (samplers | {"top_n_sigma": 0.0}).items()
+    assert server.chat(mirostat=1).status_code == 400  # Mirostat 1
+
+
 def test_biases_reach_the_engine(server: Running) -> None:
     server.chat(logit_bias={"5": -100, "7": 2.5})
     assert server.engine.asked[0][1]["logit_bias"] == {5: -100.0, 7: 2.5}

@@ -154,7 +154,7 @@ def test_defaults_are_those_of_the_api(client: ollama.Client, shared: Running) -
     [
         ({"temperature": "hot"}, "options.temperature"),
         ({"num_predict": 1.5}, "options.num_predict"),
-        ({"mirostat": 2}, "options.mirostat"),
+        ({"tfs_z": 0.5}, "options.tfs_z"),
         ({"tfs_z": 0.5}, "options.tfs_z"),
         ("hot", "options"),
     ],
@@ -162,7 +162,8 @@ def test_defaults_are_those_of_the_api(client: ollama.Client, shared: Running) -
 def test_wrong_options(options: Any, name: str, shared: Running) -> None:
     for path, fields in (("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "Hi"})):
         assert refusal(shared, path, {**fields, "options": options}).startswith(name + ":")
-    assert shared.post("/api/chat", {"messages": USER, "options": {"mirostat": 0, "tfs_z": 1}}).status_code == 200
+    options = {"mirostat": 2, "typical_p": 0.9, "tfs_z": 1}
+    assert shared.post("/api/chat", {"messages": USER, "options": options}).status_code == 200
 
 
 # ---- format, tools, thoughts ----------------------------------------------------------------------------

@@ -13,13 +13,13 @@
 // logits     float [VOCAB]          last_seen  int [VOCAB], each token's latest position, negative: never
 // counts     int [VOCAB], each token's count in the answer; updated by the step's last kernel if a penalty needs it
 // state      see STATE_*            sampling   int [SAMPLING_SLOTS], see SAMPLING_*; floats by their bits
-// best       float2 [N_GROUPS]: (score, token id bits)
+// best       float2 [BEST_SLOTS], at least N_GROUPS: (score, token id bits)
 // tokens     int [.]: the next step's input        sampled  int [STATE_RING]: tokens handed to the host, by step
 //
 // A step with several sequences (step_rows.cl) has logits and best per row, last_seen, counts, sampling and tokens per sequence,
 // and sampled [STATE_RING][N_SEQUENCES], indexed by step number.
 // Index space: N_GROUPS groups, local size LOCAL_SIZE; one group for sample_finish; with several sequences, for each row.
-// Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, N_SEQUENCES (1), ROLL_LOOPS (1: loops without barriers
+// Build: VOCAB, LOCAL_SIZE (a power of two), N_GROUPS, BEST_SLOTS, N_SEQUENCES (1), ROLL_LOOPS (1: loops without barriers
 // stay rolled). The host must have checked the parameter ranges.
 #if !defined(VOCAB) || !defined(LOCAL_SIZE) || !defined(N_GROUPS) || !defined(N_SEQUENCES) || !defined(STATE_STEP) || \
     !defined(SAMPLING_THRESHOLD)

@@ -69,10 +69,13 @@ inline uint2 noise_keys(__global const int* state, __global const int* sampling)
                                     (uint)state[STATE_STEP]));
 }
 
+// A number between 0 and 1 for a token of the step.
+inline float uniform_of(const uint token, const uint2 keys) {
+    return ((float)(mix32(mix32(token ^ keys.x) + keys.y) >> 9) + 0.5f) * 0x1p-23f;
+}
+
 inline float score_of(const float l, const int token, const float temperature, const uint2 keys) {
-    if (!(temperature > 0.0f)) return l;
-    const float u = ((float)(mix32(mix32((uint)token ^ keys.x) + keys.y) >> 9) + 0.5f) * 0x1p-23f;
-    return l / temperature - log(-log(u));
+    return temperature > 0.0f ? l / temperature - log(-log(uniform_of(token, keys))) : l;
 }
 
 // (score, token bits) pairs in keep_better's order.
@@ -88,7 +91,7 @@ inline float2 reduce_best(const float2 v, __local float2* scratch, const int lid
     const int row = step_row(1), sequence = sequence_of(state, row);                 \
     sampling += sequence * SAMPLING_SLOTS;                                           \
     if (sampling[SAMPLING_TRUNCATES] != (truncates)) return;                         \
-    best += row * N_GROUPS;
+    best += row * BEST_SLOTS;
 #define LOGITS_OF_ROW                     \
     logits += (size_t)row * VOCAB;        \
     last_seen += (size_t)sequence * VOCAB; \
