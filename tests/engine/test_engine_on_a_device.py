@@ -28,6 +28,7 @@ SAMPLED: dict[str, Any] = {
     "frequency_penalty": 0.2,
     "seed": 5,
 }
+MIROSTAT: dict[str, Any] = {"temperature": 1.5, "mirostat": 2, "mirostat_tau": 1.0, "seed": 8}
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +46,12 @@ def prompts(n: int) -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param({}, marks=pytest.mark.slow, id="greedy"), pytest.param(SAMPLED, id="sampled")]
+    "options",
+    [
+        pytest.param({}, marks=pytest.mark.slow, id="greedy"),
+        pytest.param(SAMPLED, id="sampled"),
+        pytest.param(MIROSTAT, id="mirostat"),
+    ],
 )
 def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: LLM) -> None:
     asked = prompts(7)

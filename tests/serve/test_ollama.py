@@ -155,7 +155,6 @@ def test_defaults_are_those_of_the_api(client: ollama.Client, shared: Running) -
         ({"temperature": "hot"}, "options.temperature"),
         ({"num_predict": 1.5}, "options.num_predict"),
         ({"tfs_z": 0.5}, "options.tfs_z"),
-        ({"tfs_z": 0.5}, "options.tfs_z"),
         ("hot", "options"),
     ],
 )
