@@ -117,7 +117,10 @@ def test_one_table_drives_help_and_completion() -> None:
     for name in commands.BY_NAME:
         assert name in text and any(found.strip() == name for found in commands.complete("", name))
     assert commands.complete("", "/re") == ["/reset", "/regen"] and commands.complete("", "hello") == []
-    assert commands.complete("/set ", "top") == ["top-k ", "top-p "] and commands.complete("x ", "/re") == []
+    assert (
+        commands.complete("/set ", "top-") == ["top-k ", "top-p ", "top-nsigma "]
+        and commands.complete("x ", "/re") == []
+    )
     assert commands.parse("/HELP") is not None and commands.parse("hello /help") is None
 
 

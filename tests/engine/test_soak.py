@@ -168,7 +168,7 @@ def wait_until_idle(batch: weakref.ref[Batch]) -> None:
     """Until the engine has taken note of the last cancellation."""
     for _ in range(600):
         made = batch()
-        if made is not None and not made._places:
+        if made is not None and not made._slots.sequences:
             return
         time.sleep(0.05)
     raise AssertionError("a place is still taken though nobody asks")

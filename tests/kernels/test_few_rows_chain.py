@@ -71,8 +71,8 @@ def test_all_layers_are_one_launch(dtype: str, norms: int, default_device: Devic
     """A norm and a product; of each of two layers attention, output, gate and up, down, and the next product. Beside
     quantised weights each norm is a link."""
     batch = recorded(default_device, tmp_path, dtype, 90)
-    assert list(batch._decode) == [8, 16, 32]
-    for rows, bound in batch._decode.items():
+    assert list(batch.decoding.bound) == [8, 16, 32]
+    for rows, bound in batch.decoding.bound.items():
         names = [launch.name for launch in bound.launches]
         assert names == ["embed", "few_rows_chain"]
         chain = bound.launches[1]
@@ -86,7 +86,7 @@ def test_all_layers_are_one_launch(dtype: str, norms: int, default_device: Devic
 def test_layers_with_experts_are_one_launch(family: str, dtype: str, default_device: Device, tmp_path: Path) -> None:
     """From norm to norm: router, who goes where, gate and up, down; a bias of the attention's output is the norm's."""
     batch = recorded(default_device, tmp_path, dtype, 90, model_type=family, **EXPERTS[family])
-    for rows, bound in batch._decode.items():
+    for rows, bound in batch.decoding.bound.items():
         assert [launch.name for launch in bound.launches] == ["embed", "few_rows_chain"]
         source = bound.launches[1].source
         assert isinstance(source, KernelSource)
@@ -98,7 +98,7 @@ def test_a_mixture_that_other_launches_interrupt_is_no_link(default_device: Devi
     """An expert that every token goes to stands between the router and the others."""
     shared = {"shared_intermediate_size": 128, "num_local_experts": 8, "num_experts_per_tok": 2}
     batch = recorded(default_device, tmp_path, "bfloat16", 90, model_type="granitemoeshared", **shared)
-    names = [launch.name for launch in batch._decode[8].launches]
+    names = [launch.name for launch in batch.decoding.bound[8].launches]
     assert "experts_few_rows" in names and "choose_experts" in names
 
 
@@ -154,7 +154,7 @@ def test_a_prompts_attention_to_other_keys_is_no_link(
 @pytest.mark.parametrize("family", ["qwen2", "qwen3"])
 def test_biases_and_head_norms_are_links(family: str, default_device: Device, tmp_path: Path) -> None:
     batch = recorded(default_device, tmp_path, "bfloat16", 90, model_type=family)
-    bound = batch._decode[16]
+    bound = batch.decoding.bound[16]
     assert [launch.name for launch in bound.launches] == ["embed", "few_rows_chain"]
     assert [launch.name for launch in bound.separate].count("qkv_adjust") == SHAPE["num_hidden_layers"]
 
@@ -162,7 +162,7 @@ def test_biases_and_head_norms_are_links(family: str, default_device: Device, tm
 @pytest.mark.parametrize(("family", "dtype"), [("gemma2", "q4_0"), ("gemma3_text", "bfloat16")])
 def test_norms_of_what_a_block_gives_are_links(family: str, dtype: str, default_device: Device, tmp_path: Path) -> None:
     """Each together with the norm before the next block."""
-    bound = recorded(default_device, tmp_path, dtype, 90, model_type=family, **OF_GEMMA)._decode[8]
+    bound = recorded(default_device, tmp_path, dtype, 90, model_type=family, **OF_GEMMA).decoding.bound[8]
     names = [launch.name for launch in bound.launches]
     assert names.count("few_rows_chain") == 1 and "rms_norm" not in names and len(names) <= 3
     assert [launch.name for launch in bound.separate].count("rms_norm") == 1 + 4 * SHAPE["num_hidden_layers"]
@@ -184,7 +184,7 @@ def test_warps_of_a_chain(dtype: str, n_q_heads: int, warps: int, default_device
     """Eight where attention has room for them; beside weights of 16 bits, where its groups are small."""
     heads = {"num_attention_heads": n_q_heads, "num_key_value_heads": 1, "head_dim": 256}
     batch = recorded(default_device, tmp_path, dtype, 90, **heads)
-    found = {launch.local for launch in batch._decode[8].launches if launch.name == "few_rows_chain"}
+    found = {launch.local for launch in batch.decoding.bound[8].launches if launch.name == "few_rows_chain"}
     assert found == {(32 * warps,)}
 
 
@@ -209,9 +209,9 @@ def test_columns_of_two_groups(
     dtype: str, rows: int, more: int, default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two layers output and down, each of 8 groups of two tiles."""
-    groups = recorded(default_device, tmp_path, dtype, 90, ffn=768)._decode[rows].launches[1].groups(1)[0]
+    groups = recorded(default_device, tmp_path, dtype, 90, ffn=768).decoding.bound[rows].launches[1].groups(1)[0]
     monkeypatch.setattr(few_rows_chain, "K_PARTS", 1)
-    whole = recorded(default_device, tmp_path, dtype, 90, ffn=768)._decode[rows].launches[1].groups(1)[0]
+    whole = recorded(default_device, tmp_path, dtype, 90, ffn=768).decoding.bound[rows].launches[1].groups(1)[0]
     assert groups - whole == more
 
 
@@ -220,9 +220,9 @@ def test_columns_of_groups_that_meet(
     ffn: int, parts: int, default_device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of two layers down alone has columns enough, and 8 groups of two tiles."""
-    groups = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn)._decode[16].launches[1].groups(1)[0]
+    groups = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn).decoding.bound[16].launches[1].groups(1)[0]
     monkeypatch.setattr(few_rows_chain, "MEETING_PARTS", ())
-    whole = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn)._decode[16].launches[1].groups(1)[0]
+    whole = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn).decoding.bound[16].launches[1].groups(1)[0]
     assert groups - whole == 2 * 8 * (parts - 1)
 
 
@@ -231,7 +231,7 @@ def test_groups_that_begin_early_take_more_columns(
     ffn: int, first: list[int], default_device: Device, tmp_path: Path
 ) -> None:
     """Of the second 264 places 448 groups of gate and up leave 80, where the first of each two of 72 groups begin."""
-    launch = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn, **WIDE)._decode[16].launches[1]
+    launch = recorded(default_device, tmp_path, "bfloat16", 90, ffn=ffn, **WIDE).decoding.bound[16].launches[1]
     assert isinstance(launch.source, KernelSource)
     found = re.findall(r"^#define FIRST_STEPS (\d+)$", launch.source.prelude, re.MULTILINE)
     assert [int(steps) for steps in found] == first
@@ -242,15 +242,15 @@ def test_what_was_not_measured_is_separate_launches(
 ) -> None:
     """A batch whose rows have the same bits in steps of any number of rows; and many rows."""
     invariant = recorded(default_device, tmp_path, "bfloat16", 90, invariant=True)
-    assert all(bound.launches is bound.separate for bound in invariant._decode.values())
+    assert all(bound.launches is bound.separate for bound in invariant.decoding.bound.values())
     monkeypatch.setattr(few_rows_chain, "MOST_ROWS", 8)
     few = recorded(default_device, tmp_path, "bfloat16", 90)
-    assert [rows for rows, bound in few._decode.items() if bound.launches is bound.separate] == [16, 32]
+    assert [rows for rows, bound in few.decoding.bound.items() if bound.launches is bound.separate] == [16, 32]
 
 
 def test_other_gpus_have_separate_launches(default_device: Device, tmp_path: Path) -> None:
     batch = recorded(default_device, tmp_path, "bfloat16", 80)
-    assert all(bound.launches is bound.separate for bound in batch._decode.values())
+    assert all(bound.launches is bound.separate for bound in batch.decoding.bound.values())
 
 
 # The second has the columns of an MLP in parts, each with a counter of its own; the seventh's groups take four tiles.
@@ -301,11 +301,11 @@ def test_the_same_logits_as_separate_launches(n: int, llm: LLM) -> None:
         [(sequence, rng.integers(0, 1000, k).tolist()) for sequence, k in zip(sequences, lengths, strict=False)]
     )()
     for sequence in sequences:
-        batch.cache.prepare(batch.step_state, sequence, 1, batch._places[sequence])
-        batch._enter(sequence)
+        batch.cache.prepare(batch.step_state, sequence, 1, batch.slot(sequence))
+        batch._slots.enter(sequence)
     batch._begin_step(sequences)
-    bound = next(bound for rows, bound in batch._decode.items() if n <= rows)
-    rows = next(rows for rows in batch._decode if n <= rows)
+    bound = next(bound for rows, bound in batch.decoding.bound.items() if n <= rows)
+    rows = next(rows for rows in batch.decoding.bound if n <= rows)
     listed = ListedStep(bound.separate, batch.step_state, CONTEXT, rows)
     parts = NvidiaFewRowsChain().bind(llm.device, listed).parts
     assert len(parts) < len(bound.separate)

@@ -154,7 +154,7 @@ def test_several_rows_have_the_bits_of_separate_launches(small: LLM) -> None:
 
     def logits(persistent: bool) -> list[np.ndarray]:
         batch = make_batch(small.model, 3, 128, 64)
-        bound = batch._decode[8]
+        bound = batch.decoding.bound[8]
         assert len(bound.launches) == 1 < len(bound.separate)
         bound.persistent = bound.persistent if persistent else None
         sequences = [batch.cache.sequence() for _ in range(3)]

@@ -364,7 +364,7 @@ def test_mods_are_called_with_the_place(kind: str, default_device: Device, tmp_p
             batch.read([(sequence, text)])()
             found.append((sequence, text, logits(batch, 1)[0]))
         for running in (sequences, sequences[1:]):
-            inputs = [batch._last[sequence]() for sequence in running]
+            inputs = [batch._slots._last[sequence]() for sequence in running]
             batch.decode(running)()
             for sequence, token in zip(running, inputs, strict=True):
                 sequence.token_ids.append(token)

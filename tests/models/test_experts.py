@@ -128,7 +128,7 @@ def test_quantised_experts_of_rows_that_share_few(default_device: Any, tmp_path:
     folder = save_folder(tmp_path, config, weights)
     with llmcl.load(str(folder), device=default_device, quantize="q4_0", max_context=64) as llm:
         batch, has_blocks = make_batch(llm.model, 3, 64, 64), llm.device.is_cpu and dot_form(llm.device) > 0
-        names = {launch.name for bound in batch._decode.values() for launch in bound.separate}
+        names = {launch.name for bound in batch.decoding.bound.values() for launch in bound.separate}
         if llm.device.is_cpu:
             assert has_blocks == ("experts_prefill" in names) != ("experts_gate_up" in names)
         running, texts = [batch.cache.sequence() for _ in range(3)], []
