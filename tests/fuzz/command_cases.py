@@ -83,7 +83,7 @@ def command_cases(draw: Draw, folders: Folders) -> Case:
     parameters = parameters_of(command)
     arguments: list[str] = []
     variables: dict[str, str] = {}
-    wanted = draw(st.lists(st.sampled_from(parameters), max_size=3))
+    wanted = draw(st.lists(st.sampled_from(parameters), max_size=3)) if parameters else []
     names = {parameter.name for parameter in wanted}
     for parameter in parameters:
         instead = {"model": "random", "prompt": "file"}.get(parameter.name)

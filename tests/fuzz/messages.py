@@ -13,7 +13,7 @@ MAX_FOREIGN = 200
 # What a remedy is told with: what is expected or there is to choose from, or an imperative. As few as do.
 _REMEDY = re.compile(
     r"\b(expected|allowed|must|supports|supported|there are|use|give|fetch|get|convert|check|write|put|lower|"
-    r"raise|shorten|wait|install|free|try|merge|leave|choose|make|name|neither|set|run|load)\b",
+    r"raise|shorten|wait|install|free|try|merge|leave|choose|make|name|neither|send|set|run|load)\b",
     re.IGNORECASE,
 )
 _SENTENCE_END = re.compile(r"[.!?] (?=[A-Z])")
