@@ -1,7 +1,6 @@
 // add4(sum, pairs, w, x, first, last): adds to each of 16 int lanes its 4 bytes of w times the 4 signed bytes of x.
 // DOT: 1  vpdpbusd (AVX-512 VNNI) as LLVM's intrinsic, called by name; 2, 3  in inline assembly, 512 and 2 x 256 bits;
-//      4  the same with 256 bits where there is no AVX-512 (AVX-VNNI); 5, 6  vpmaddubsw and vpmaddwd (AVX2), as intrinsics and in
-//      inline assembly.
+//      4  the same with 256 bits where there is no AVX-512 (AVX-VNNI); 5  vpmaddubsw and vpmaddwd (AVX2), as intrinsics.
 //
 // With AVX2 pairs of products are added in 16 bits over DOT_CHUNK vectors w, then to sum: `first` and `last` are true for the
 // first and the last of a chunk. The 16 bits hold 2 DOT_CHUNK products of at most DOT_LARGEST times 127. Bytes up to 255 are
@@ -18,21 +17,9 @@ typedef short short32 __attribute__((ext_vector_type(32)));
 
 #if DOT >= 5
 typedef char char32 __attribute__((ext_vector_type(32)));
-#if DOT == 5
 short16 vpmaddubsw(char32 a, char32 b) __asm("llvm.x86.avx2.pmadd.ub.sw");
 int8 vpmaddwd(short16 a, short16 b) __asm("llvm.x86.avx2.pmadd.wd");
 char32 vpsignb(char32 a, char32 b) __asm("llvm.x86.avx2.psign.b");
-#else
-#define VEX(name, out_t, in_t)                          \
-    inline out_t name(in_t a, in_t b) {                 \
-        out_t c;                                        \
-        __asm(#name " %2,%1,%0" : "=x"(c) : "x"(a), "x"(b)); \
-        return c;                                       \
-    }
-VEX(vpmaddubsw, short16, char32)
-VEX(vpmaddwd, int8, short16)
-VEX(vpsignb, char32, char32)
-#endif
 inline short16 multiply_pairs(const uint8 w, const int x) {
     const char32 xs = __builtin_astype((int8)(x), char32);
 #if DOT_IS_SIGNED

@@ -56,9 +56,8 @@ class DotProduct:
     case: Callable[[np.random.Generator], tuple[Any, Any, Any]]  # random (w, x, sums [16]) for cpu/dot_probe.cl
 
 
-INTRINSIC, AVX_VNNI, AVX2_INTRINSIC, AVX2 = 1, 4, 5, 6  # 1 and 5 are LLVM's intrinsics, other forms inline assembly
-_INT8_FORMS = dict.fromkeys((INTRINSIC, 2, 3), "avx512_vnni") | {AVX_VNNI: "avx_vnni"}
-_INT8_FORMS |= dict.fromkeys((AVX2_INTRINSIC, AVX2), "avx2")
+INTRINSIC, AVX_VNNI, AVX2 = 1, 4, 5  # 1 and 5 are LLVM's intrinsics, other forms inline assembly
+_INT8_FORMS = dict.fromkeys((INTRINSIC, 2, 3), "avx512_vnni") | {AVX_VNNI: "avx_vnni", AVX2: "avx2"}
 INT8 = DotProduct("int8", 4, _INT8_FORMS, case=_bytes)  # kernels/cpu/dot4.cl
 _BFLOAT16_FORMS = dict.fromkeys((INTRINSIC, 2), "avx512_bf16")
 BFLOAT16 = DotProduct("bfloat16", 2, _BFLOAT16_FORMS, case=_bfloat16)  # kernels/cpu/dot2.cl
@@ -72,7 +71,7 @@ def dot_product(entry: DeviceEntry, wanted: DotProduct) -> int:
     if platform.machine().lower() not in ("x86_64", "amd64") or not forms:
         return NONE
     if entry.fact("is_pocl"):  # aborts at an intrinsic unknown to its LLVM for the processor: assembly is tried first
-        forms.sort(key=lambda form: (wanted.forms[form] == "avx2", form in (INTRINSIC, AVX2_INTRINSIC)))
+        forms.sort(key=lambda form: (form == AVX2, form == INTRINSIC))
 
     def answer() -> tuple[str, float]:
         lasts_s = math.inf

@@ -30,14 +30,14 @@ TILE_TOKENS = {1: (6, 2), 2: (3, 1)}
 GROUP_TOKENS = 48
 # By dot product form: tokens in an 8-bit tile, each with an integer and a float32 sum. 32 registers with 512 bits hold
 # them all. With 16 of 256 some sums are in memory, which still beats unpacking weights for fewer tokens; with AVX2
-# (5, 6) they hold the sums of pairs alone.
-INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8, 4: 8, 5: 6, 6: 6}
+# (5) they hold the sums of pairs alone.
+INT8_TILE_TOKENS = {1: 12, 2: 12, 3: 8, 4: 8, 5: 6}
 # By dot product form: tokens in a bfloat16 tile with the sums in registers (32 with 512 bits, or 16 with 256); 16
 # divides a chunk.
 BF16_TILE_TOKENS = {1: 16, 2: 6}
 PACKED_GROUP_TOKENS = 96  # per work-group with packed activations: a multiple of every tile size
 # (tile tokens, tail step) for steps with few tokens: padding up to the step is wasted work and counts more here.
-INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2), 4: (8, 2), 5: (4, 1), 6: (4, 1)}
+INT8_FEW_TOKENS = {1: (8, 2), 2: (8, 2), 3: (8, 2), 4: (8, 2), 5: (4, 1)}
 BF16_FEW_TOKENS = {1: (8, 2), 2: (6, 6)}
 LEAST_UNITS = 512  # decode products with fewer units share a piece size (cpu/unit.cl), and so their program
 
