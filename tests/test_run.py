@@ -15,7 +15,9 @@ import which_devices
 from which_devices import runs_variant
 
 CPU, OTHER_CPU, RENDERER, SIMULATOR = (
-    SimpleNamespace(kind="cpu", is_software=software, platform_name=platform, name=name, is_intel_cpu=True)
+    SimpleNamespace(
+        kind="cpu", is_software=software, platform_name=platform, name=name, fact=lambda name: name == "is_intel_cpu"
+    )
     for software, platform, name in [
         (False, "Intel(R) OpenCL", "a CPU"),
         (False, "Portable Computing Language", "a CPU"),
