@@ -26,8 +26,8 @@ class Implementation(ABC):
     file: str
 
     def supports_device(self, device: Device) -> bool:
-        """Tells whether the device can run the kernel. By default any device runs it, the variant "cpu" a CPU."""
-        return self.name != "cpu" or device.is_cpu
+        """Tells whether the device can run the kernel. By default any device can."""
+        return True
 
     def supports(self, dtype: str, size: int) -> bool:
         """Tells whether the kernel supports a storage type and a size: a product's columns, or a head's dimensions."""
@@ -71,9 +71,6 @@ class OpKernel(Implementation):
     def __init__(self, op: str):
         self.op = op
         self.file = f"{self.folder}/{op}.cl"
-
-    def supports_device(self, device: Device) -> bool:
-        return True
 
     def size(self, device: Device, portable: Size) -> Size:
         """Returns the kernel's sizes. portable: the portable kernel's sizes."""

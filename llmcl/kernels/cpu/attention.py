@@ -22,6 +22,7 @@ from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.kernels.cpu.linear import has_wide_registers
+from llmcl.kernels.cpu.variant import CpuVariant
 from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
@@ -68,8 +69,8 @@ def _dot_constant(device: Device, shape: AttentionShape) -> dict[str, object]:
     return {"DOT": 0 if shape.exact_queries else dot_form(device)} if shape.kv_dtype in QUANTIZED else {}
 
 
-class CpuAttentionDecode(AttentionDecode):
-    name, file = "cpu", "cpu/attention_decode.cl"
+class CpuAttentionDecode(CpuVariant, AttentionDecode):
+    file = "cpu/attention_decode.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "N_SPLITS", "SCALE"
 
     def default_block_n(self, device: Device) -> int:
@@ -85,8 +86,8 @@ class CpuAttentionDecode(AttentionDecode):
         return constants | _dot_constant(device, shape), 1
 
 
-class CpuAttentionPrefill(AttentionPrefill):
-    name, file = "cpu", "cpu/attention_prefill.cl"
+class CpuAttentionPrefill(CpuVariant, AttentionPrefill):
+    file = "cpu/attention_prefill.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "Q_STRIDE", "SCALE"
     block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile favours few rows
 
@@ -139,8 +140,8 @@ class CpuAttentionPrefill(AttentionPrefill):
         return PrefillTiles(self, block_m, block_n, dv_tile, tile_constants(block_m, block_n, dv_tile, sums))
 
 
-class CpuRopeAppend(RopeAppend):
-    name, file = "cpu", "cpu/rope_append.cl"
+class CpuRopeAppend(CpuVariant, RopeAppend):
+    file = "cpu/rope_append.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS"
 
     def supports(self, dtype: str, size: int) -> bool:
@@ -150,8 +151,8 @@ class CpuRopeAppend(RopeAppend):
         return {}, 1, 1
 
 
-class CpuPackKeys(PackKeys):
-    name, file = "cpu", "cpu/pack_keys.cl"
+class CpuPackKeys(CpuVariant, PackKeys):
+    file = "cpu/pack_keys.cl"
 
     def size(self, head_dim: int, n_tiles: int, heads: int) -> Size:
         return {}, (n_tiles, heads, 1), (1, 1, 1)

@@ -21,6 +21,7 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.cpu.dot_product import dot_form
 from llmcl.kernels.cpu.linear import INT8_TILE_TOKENS, float_constants, float_rows_bytes, norm_activations
+from llmcl.kernels.cpu.variant import CpuVariant
 from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -28,22 +29,22 @@ from llmcl.runtime.device import Buffer, Device, Launch
 GROUPS_PER_CORE = 16
 
 
-class CpuExpertsGateUp(ExpertsGateUp):
-    name, file = "cpu", "cpu/experts_gate_up.cl"
+class CpuExpertsGateUp(CpuVariant, ExpertsGateUp):
+    file = "cpu/experts_gate_up.cl"
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         return _size(device, product, product.units * product.top_k)
 
 
-class CpuExpertsDown(ExpertsDown):
-    name, file = "cpu", "cpu/experts_down.cl"
+class CpuExpertsDown(CpuVariant, ExpertsDown):
+    file = "cpu/experts_down.cl"
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         return _size(device, product, product.units)
 
 
-class CpuExpertsPrefill(ExpertsPrefill):
-    name, file = "cpu", "cpu/experts_prefill.cl"
+class CpuExpertsPrefill(CpuVariant, ExpertsPrefill):
+    file = "cpu/experts_prefill.cl"
 
     def size(self, device: Device, product: ExpertProduct) -> Size:
         if dot := _dot(device, product.part.dtype, product.weight.exact_activations):

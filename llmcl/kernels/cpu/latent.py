@@ -7,6 +7,7 @@ from llmcl.kernels.common.latent import LatentAttentionKernel, LatentShape, Line
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.weight import Weight, WeightPart
 from llmcl.kernels.cpu.dot_product import dot_form
+from llmcl.kernels.cpu.variant import CpuVariant
 from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Device
 
@@ -15,8 +16,8 @@ BLOCK = 4  # heads, and column vectors, with sums in registers
 TOKENS = 32  # tokens per head while the head's tiles are in cache
 
 
-class CpuLatentAttention(LatentAttentionKernel):
-    name, file = "cpu", "cpu/latent_attention.cl"
+class CpuLatentAttention(CpuVariant, LatentAttentionKernel):
+    file = "cpu/latent_attention.cl"
 
     def size(self, device: Device, shape: LatentShape) -> tuple[dict[str, object], int]:
         heads = largest_divisor(shape.n_heads, MAX_HEADS)
@@ -24,8 +25,8 @@ class CpuLatentAttention(LatentAttentionKernel):
         return {"HEADS": heads, "HEAD_ROWS": largest_divisor(heads, BLOCK), "COLUMNS": columns}, 1
 
 
-class CpuLinearHeads(LinearHeads):
-    name, file = "cpu", "cpu/linear_heads.cl"
+class CpuLinearHeads(CpuVariant, LinearHeads):
+    file = "cpu/linear_heads.cl"
 
     def size(self, device: Device, weight: Weight, part: WeightPart) -> Size:
         constants: dict[str, object] = {"TOKENS": TOKENS}

@@ -20,6 +20,7 @@ from llmcl.kernels.common.linear import (
 )
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
+from llmcl.kernels.cpu.variant import CpuVariant
 from llmcl.kernels.implementation import Size
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -149,8 +150,8 @@ def norm_activations(
     )
 
 
-class CpuLinearDecode(LinearDecode):
-    name, file = "cpu", "cpu/linear_decode.cl"
+class CpuLinearDecode(CpuVariant, LinearDecode):
+    file = "cpu/linear_decode.cl"
     arguments = "N", "N_TILES"
 
     def size(self, device: Device, product: Product) -> Size:
@@ -160,8 +161,8 @@ class CpuLinearDecode(LinearDecode):
         return constants, (min(product.units, device.compute_units),), (1,)
 
 
-class CpuLinearPrefill(LinearPrefill):
-    name, file = "cpu", "cpu/linear_prefill.cl"
+class CpuLinearPrefill(CpuVariant, LinearPrefill):
+    file = "cpu/linear_prefill.cl"
     arguments = "N", "N_TILES", "OUT_STRIDE"
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:
@@ -187,10 +188,10 @@ class CpuLinearPrefill(LinearPrefill):
         return _float_size(device, product, layout)
 
 
-class CpuLinearFewRows(LinearFewRows):
+class CpuLinearFewRows(CpuVariant, LinearFewRows):
     """Prefill's dot products with a run of tiles per core: like decode, reads weights front to back."""
 
-    name, file = "cpu", "cpu/linear_prefill.cl"
+    file = "cpu/linear_prefill.cl"
     arguments = "N", "N_TILES", "OUT_STRIDE"
 
     def activation_layout(self, device: Device, dtype: str, k: int, exact_activations: bool) -> ActivationLayout | None:

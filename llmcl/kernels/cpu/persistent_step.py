@@ -25,6 +25,7 @@ from llmcl.kernels.common import step_state
 from llmcl.kernels.common.addresses import addresses_of
 from llmcl.kernels.common.functions import as_function, source_of
 from llmcl.kernels.common.persistent import ListedStep, PersistentStep
+from llmcl.kernels.cpu.variant import CpuVariant
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 from llmcl.runtime.program import KernelSource, read_source
@@ -57,12 +58,8 @@ _WORK_GROUP = """\
 _KERNEL_PARAMS = "const uint3 work_group, const uint3 n_groups, volatile __global uint* own, uint word, "
 
 
-class CpuPersistentStep(PersistentStep):
-    name, file = "cpu", FILE
-
-    def supports_device(self, device: Device) -> bool:
-        """Whether the device is a CPU: kernels may use addresses of buffers that aren't kernel arguments."""
-        return device.is_cpu
+class CpuPersistentStep(CpuVariant, PersistentStep):
+    file = FILE  # on a CPU, kernels may use addresses of buffers that aren't kernel arguments
 
     def unsupported_reason(self, device: Device, step: ListedStep) -> str | None:
         if device.queue_properties:
