@@ -85,8 +85,7 @@ def ollama_messages(fields: Fields) -> list[dict[str, Any]]:
     messages, open_calls = [], list[dict[str, Any]]()
     for number, message in enumerate(fields.objects("messages")):
         message.refuse("images are not supported", "images")
-        values = {"content": "", **{name: value for name, value in message.values.items() if value is not None}}
-        read = _openai_message(Fields(values, message.place)) | _thoughts(message.text("thinking"))
+        read = _openai_message(message.with_defaults({"content": ""})) | _thoughts(message.text("thinking"))
         name = message.text("tool_name")
         if calls := read.get("tool_calls"):
             for n, call in enumerate(calls):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from llmcl.errors import MAX_NUMBER, shown
@@ -37,6 +37,11 @@ class Fields:
     def values(self) -> dict[str, Any]:
         """The JSON object, unchanged."""
         return self._values
+
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """Returns the object with values for fields that are absent or null. Other null fields are left out."""
+        values = {name: value for name, value in self._values.items() if value is not None}
+        return Fields({**defaults, **values}, self.place)
 
     def names(self) -> list[str]:
         """Returns the names of all fields present."""

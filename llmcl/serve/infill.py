@@ -16,7 +16,6 @@ from llmcl.serve.access_log import record_of
 from llmcl.serve.body import read_fields
 from llmcl.serve.errors import RequestError
 from llmcl.serve.events import event
-from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
 from llmcl.serve.sampling import MAX_STOPS, max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
@@ -44,8 +43,7 @@ async def infill(request: Request, service: Service) -> GenerationResponse:
     prefix = (fields.text("input_prefix") or "") + (fields.text("prompt") or "")
     suffix = fields.text("input_suffix") or ""
     extra = [(one.text("filename") or "tmp", one.text("text") or "") for one in fields.objects("input_extra")]
-    values = {name: value for name, value in fields.values.items() if value is not None}
-    options = read_sampling(Fields(_DEFAULTS | values), served)
+    options = read_sampling(fields.with_defaults(_DEFAULTS), served)
     options |= await read_structure(fields, served, fields.object("response_format"))
     most = max_tokens(fields, "n_predict", "max_tokens", least=0)
     most_ms = fields.whole("t_max_predict_ms", 0, 0) or 0

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
 from typing import Any
 
 from starlette.requests import Request
@@ -23,7 +22,7 @@ from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse, GenerationResponse
 from llmcl.serve.infill import suffix_prompt, with_ends
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
-from llmcl.serve.ollama_models import listed_name
+from llmcl.serve.ollama_models import listed_name, time_text
 from llmcl.serve.ollama_schemas import LINES
 from llmcl.serve.prepared import Prepared, prepare
 from llmcl.serve.sampling import MAX_STOPS, read_sampling
@@ -98,8 +97,7 @@ def _ask(fields: Fields, served: Served) -> Ask:
     for name, off in _OFF.items():
         if options.given(name) not in (None, off):
             raise unsupported(options.name(name), "this way of sampling is not supported")
-    values = {name: value for name, value in options.values.items() if value is not None}
-    options = Fields(_DEFAULTS | values, options.place)
+    options = options.with_defaults(_DEFAULTS)
     most = options.whole("num_predict", -1, -2) or -1
     sampling = read_sampling(options, served)
     top = fields.whole("top_logprobs", 0, 0, MAX_TOP)
@@ -216,8 +214,7 @@ class OllamaForm:
         said |= ({"thinking": thoughts} if thoughts else {}) | ({"tool_calls": calls} if calls else {})
         if self._is_chat:
             said = {"message": {"role": "assistant", **said}}
-        now = datetime.now(timezone.utc).isoformat().replace("+00:00", "Z")
-        return {"model": self._model, "created_at": now, **said, "done": done}
+        return {"model": self._model, "created_at": time_text(time.time()), **said, "done": done}
 
     def _ending(self, answer: Answer) -> dict[str, Any]:
         """Returns why the answer ended, counts of tokens, and times in nanoseconds."""

@@ -39,7 +39,7 @@ async def version(request: Request, service: Service) -> Response:
 async def tags(request: Request, service: Service) -> Response:
     """Lists the model."""
     served = service.served()
-    return JSONResponse({"models": [_entry(served) | {"modified_at": _time(served.created)}]})
+    return JSONResponse({"models": [_entry(served) | {"modified_at": time_text(served.created)}]})
 
 
 async def running(request: Request, service: Service) -> Response:
@@ -68,7 +68,7 @@ async def show(request: Request, service: Service) -> Response:
             "details": _details(served),
             "model_info": info,
             "capabilities": capabilities(served),
-            "modified_at": _time(served.created),
+            "modified_at": time_text(served.created),
         }
     )
 
@@ -130,5 +130,6 @@ def _details(served: Served) -> dict[str, Any]:
     }
 
 
-def _time(seconds: int) -> str:
+def time_text(seconds: float) -> str:
+    """Returns a time since the epoch as Ollama writes it."""
     return datetime.fromtimestamp(seconds, timezone.utc).isoformat().replace("+00:00", "Z")
