@@ -15,30 +15,6 @@ HEAD = '''"""Lookup grids of ggml's IQ3_*, IQ2_* and IQ1_* formats, written by s
 
 An entry has the sizes of 4 numbers (IQ3_*, 3 bits each) or of 8 (2 bits each), the first number in the lowest bits.
 """
-
-from __future__ import annotations
-
-import base64
-from functools import cache
-
-import numpy as np
-from numpy.typing import NDArray
-'''
-
-TAIL = '''
-
-@cache
-def grid_words(name: str) -> NDArray[np.uint16]:
-    """Returns a grid's entries, as kernels take them (kernels/common/stored_grids.cl)."""
-    return np.frombuffer(base64.b64decode(GRIDS[name]), "<u2")
-
-
-@cache
-def sizes_in(name: str) -> NDArray[np.uint8]:
-    """Returns a grid's entries as sizes: uint8 [entries, 4 or 8]."""
-    bits, count = (3, 4) if name.startswith("IQ3") else (2, 8)
-    shifts = bits * np.arange(count, dtype=np.uint16)
-    return (grid_words(name)[:, None] >> shifts & ((1 << bits) - 1)).astype(np.uint8)
 '''
 
 
@@ -61,7 +37,6 @@ def main() -> None:
             print(f'        "{line}"')
         print("    ),")
     print("}")
-    print(TAIL, end="")
 
 
 if __name__ == "__main__":

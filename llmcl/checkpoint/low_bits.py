@@ -6,10 +6,13 @@ Every function takes uint8 [n_blocks, nbytes] and returns float32 [n_blocks, blo
 
 from __future__ import annotations
 
+import base64
+from functools import cache
+
 import numpy as np
 from numpy.typing import NDArray
 
-from llmcl.checkpoint.grids import sizes_in
+from llmcl.checkpoint.grids import GRIDS
 
 Float32 = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
@@ -22,6 +25,20 @@ _IQ3_S_SIZES = np.arange(1, 16, 2, dtype=np.float32)
 _IQ3_XXS_SIZES = np.array([4, 12, 20, 28, 36, 44, 52, 62], np.float32)
 _IQ2_SIZES = np.array([8, 25, 43], np.float32)
 _IQ1_NUMBERS = np.array([-1, 0, 1], np.float32)
+
+
+@cache
+def grid_words(name: str) -> NDArray[np.uint16]:
+    """Returns a grid's entries, as kernels take them (kernels/common/stored_grids.cl)."""
+    return np.frombuffer(base64.b64decode(GRIDS[name]), "<u2")
+
+
+@cache
+def sizes_in(name: str) -> Bytes:
+    """Returns a grid's entries as sizes: uint8 [entries, 4 or 8]."""
+    bits, count = (3, 4) if name.startswith("IQ3") else (2, 8)
+    shifts = bits * np.arange(count, dtype=np.uint16)
+    return (grid_words(name)[:, None] >> shifts & ((1 << bits) - 1)).astype(np.uint8)
 
 
 def float16_at(blocks: Bytes, offset: int) -> Float32:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from llmcl.checkpoint.formats import FORMATS
-from llmcl.checkpoint.grids import grid_words
+from llmcl.checkpoint.low_bits import grid_words
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, kernel_name
 from llmcl.kernels.common.sizes import run_of
 from llmcl.kernels.common.weight import Weight

@@ -10,7 +10,8 @@ from helpers import FLOAT64, normal, relative_error
 from numpy.typing import NDArray
 
 from llmcl import reference
-from llmcl.checkpoint.grids import GRIDS, sizes_in
+from llmcl.checkpoint.grids import GRIDS
+from llmcl.checkpoint.low_bits import sizes_in
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 
 torch = pytest.importorskip("torch")
