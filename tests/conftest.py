@@ -34,7 +34,7 @@ from hypothesis import settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
 from tiers import is_full
-from which_devices import chosen_devices, named_devices, not_chosen, runs_variant
+from which_devices import chosen_devices, named_devices, not_chosen, runs_variant, taken
 
 from llmcl.runtime.cache_files import cache_dir, make_folder
 from llmcl.runtime.device_probe import checked
@@ -214,6 +214,12 @@ def device(cl_entry: DeviceEntry) -> Iterator[Device]:
 def default_entry() -> DeviceEntry:
     """The one device that llmcl would choose, as `find_devices()` describes it."""
     return next(iter(tested_devices().values()))
+
+
+@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.slow)])
+def either_entry(request: pytest.FixtureRequest, default_entry: DeviceEntry) -> DeviceEntry:
+    """The default device as it is, and taken for a GPU."""
+    return taken(default_entry, request.param)
 
 
 @pytest.fixture(scope="session")

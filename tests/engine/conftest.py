@@ -1,4 +1,4 @@
-"""The default device taken for both kinds of device that an engine treats differently; a small model on it."""
+"""A small model on the default device."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from collections.abc import Iterator
 
 import pytest
 from helpers import random_weights, save_folder, small_config
-from which_devices import taken
 
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.runtime.device import Device
-from llmcl.runtime.platforms import DeviceEntry
-
-
-@pytest.fixture(scope="module", params=["as it is", pytest.param("as a GPU", marks=pytest.mark.slow)])
-def either_entry(request: pytest.FixtureRequest, default_entry: DeviceEntry) -> DeviceEntry:
-    """The default device as it is, and taken for a GPU."""
-    return taken(default_entry, request.param)
 
 
 @pytest.fixture(scope="session")
