@@ -1,10 +1,10 @@
-// add4(sum, pairs, w, x, first, last): adds to each of 16 int lanes its 4 bytes of w times the 4 signed bytes of x.
+// add4(sum, pairs, w, x, j, n): adds to each of 16 int lanes its 4 bytes of w times the 4 signed bytes of x; vector j of n.
 // DOT: 1  vpdpbusd (AVX-512 VNNI) as LLVM's intrinsic, called by name; 2, 3  in inline assembly, 512 and 2 x 256 bits;
 //      4  the same with 256 bits where there is no AVX-512 (AVX-VNNI); 5  vpmaddubsw and vpmaddwd (AVX2), as intrinsics.
 //
-// With AVX2 pairs of products are added in 16 bits over DOT_CHUNK vectors w, then to sum: `first` and `last` are true for the
-// first and the last of a chunk. The 16 bits hold 2 DOT_CHUNK products of at most DOT_LARGEST times 127. Bytes up to 255 are
-// numbers plus 128, and the sums are those of the signed numbers then (DOT_IS_SIGNED); else of the unsigned bytes.
+// With AVX2 pairs of products are added in 16 bits over DOT_CHUNK vectors w, then to sum, the last at vector n - 1. The 16 bits
+// hold 2 DOT_CHUNK products of at most DOT_LARGEST times 127. Bytes up to 255 are numbers plus 128, and the sums are those of
+// the signed numbers then (DOT_IS_SIGNED); else of the unsigned bytes.
 //
 // Build: DOT. Before: DOT_LARGEST, the largest byte of w.
 #if !defined(DOT) || !defined(DOT_LARGEST)
@@ -29,11 +29,12 @@ inline short16 multiply_pairs(const uint8 w, const int x) {
     return vpmaddubsw(__builtin_astype(w, char32), xs);
 #endif
 }
-inline void add4(int16* sum, short32* pairs, const uint16 w, const int x, const bool first, const bool last) {
+inline void add4(int16* sum, short32* pairs, const uint16 w, const int x, const int j, const int n) {
     const short16 lo = multiply_pairs(w.lo, x), hi = multiply_pairs(w.hi, x);
+    const bool first = j % DOT_CHUNK == 0;
     pairs->lo = first ? lo : pairs->lo + lo;
     pairs->hi = first ? hi : pairs->hi + hi;
-    if (last) *sum += (int16)(vpmaddwd(pairs->lo, (short16)(1)), vpmaddwd(pairs->hi, (short16)(1)));
+    if (j == n - 1 || j % DOT_CHUNK == DOT_CHUNK - 1) *sum += (int16)(vpmaddwd(pairs->lo, (short16)(1)), vpmaddwd(pairs->hi, (short16)(1)));
 }
 #else
 #if DOT == 1
@@ -63,7 +64,7 @@ inline int16 dot4(int16 sum, uint16 w, int x) {
     return (int16)(dot4_half(sum.lo, w.lo, xs), dot4_half(sum.hi, w.hi, xs));
 }
 #endif
-inline void add4(int16* sum, short32* pairs, const uint16 w, const int x, const bool first, const bool last) {
+inline void add4(int16* sum, short32* pairs, const uint16 w, const int x, const int j, const int n) {
     *sum = dot4(*sum, w, x);
 }
 #endif

@@ -9,7 +9,7 @@
 #include "cpu/dot4.cl"
 inline int16 sum_of_4(int16 sum, const uint16 w, const int x) {
     short32 pairs;
-    add4(&sum, &pairs, w, x, true, true);
+    add4(&sum, &pairs, w, x, 0, 1);
     const char4 numbers = as_char4(x);
     return DOT_IS_SIGNED ? sum + 128 * (numbers.x + numbers.y + numbers.z + numbers.w) : sum;
 }

@@ -38,9 +38,8 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS 
 #pragma unroll
             for (int j = 0; j < 4; ++j) {
                 const uint16 w = columns4(q, 4 * h + j);
-                const bool first = j % DOT_CHUNK == 0, last = j == 3 || j % DOT_CHUNK == DOT_CHUNK - 1;
 #pragma unroll
-                for (int i = 0; i < rows; ++i) add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[4 * h + j], first, last);
+                for (int i = 0; i < rows; ++i) add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[4 * h + j], j, 4);
             }
 #pragma unroll
             for (int i = 0; i < rows; ++i)
@@ -60,8 +59,7 @@ IN_REGISTERS inline void multiply_tile(__global const uchar* tile, const TOKENS 
         for (int j = 0; j < 8; ++j) {
             const uint16 w = columns4(q, (j & 1) * 4 + j / 2);  // both nibbles of a vector in turn
 #pragma unroll
-            for (int i = 0; i < rows; ++i)
-                add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[(j & 1) * 4 + j / 2], j % DOT_CHUNK == 0, j % DOT_CHUNK == DOT_CHUNK - 1);
+            for (int i = 0; i < rows; ++i) add4(&a[i], &pairs[i], w, NUMBERS_OF(i, g)[(j & 1) * 4 + j / 2], j, 8);
         }
 #pragma unroll
         for (int i = 0; i < rows; ++i) {

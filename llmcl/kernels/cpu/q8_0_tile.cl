@@ -61,7 +61,7 @@ inline void add_scores(const attention_state* state, __global const kv_t* k, con
                 const uint16 key = key_bytes(k, g, j);
 #pragma unroll
                 for (int r = 0; r < SCORE_ROWS; ++r)
-                    add4(&products[r], &pairs, key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j], true, true);
+                    add4(&products[r], &pairs, key, ((const int*)(state->q8 + (r0 + r) * HEAD_DIM))[8 * g + j], 0, 1);
             }
             const float16 d = key_scales(k, g);
 #pragma unroll

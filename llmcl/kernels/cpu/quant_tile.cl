@@ -150,9 +150,8 @@ inline float16 dot_quant_tile(__global const uchar* tile, const activations* x) 
         short32 in_a, in_b;
 #pragma unroll
         for (int j = 0; j < 4; ++j) {
-            const bool first = j % DOT_CHUNK == 0, last = j == 3 || j % DOT_CHUNK == DOT_CHUNK - 1;
-            add4(&a, &in_a, columns4(q, j), xq[j], first, last);
-            add4(&b, &in_b, columns4(q, j + 4), xq[j + 4], first, last);
+            add4(&a, &in_a, columns4(q, j), xq[j], j, 4);
+            add4(&b, &in_b, columns4(q, j + 4), xq[j + 4], j, 4);
         }
         const scales16 s = load_scales(tile, g);
 #if HAS_HALF_SCALES
