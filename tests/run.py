@@ -38,7 +38,7 @@ from own_cache import use_own_cache
 from tiers import FULL, is_full
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES_A_PROCESS = 14
+FILES_A_PROCESS = 7
 # Those that took about 5 CPU seconds and more in `make test` with no compiled kernels, the longest first.
 LONGEST = [
     "tests/engine/test_llm.py",
@@ -99,7 +99,8 @@ LONGEST = [
     "tests/engine/test_scheduler.py",
     "tests/serve/test_demo_model.py",
 ]
-LIMIT_S = 1200
+LIMIT_S = 1200  # of a process; pyproject.toml limits a test
+GRACE_S = 10
 TOO_LONG = f"did not end within {LIMIT_S} s"
 SECTION = "OpenCL implementations"
 UNUSABLE = "not usable:"
@@ -164,11 +165,23 @@ def attempt(program: str, arguments: list[str], files: list[str]) -> Outcome:
         too_long = ""
         if process.exitcode is None:
             assert process.pid is not None
-            os.kill(process.pid, signal.SIGABRT)  # pytest's fault handler prints where it was
-            process.join()
+            end(process, process.pid)
             too_long = f"\n{TOO_LONG}"
         assert process.exitcode is not None
         return Outcome(files, process.exitcode, written.read() + too_long, cpu_s.value)
+
+
+def end(process: Any, pid: int) -> None:
+    """Ends a process that hangs; pytest's fault handler prints where it was.
+
+    A driver's compiler may catch the first SIGABRT, wait for a lock of its own and never return.
+    """
+    for number in (signal.SIGABRT, signal.SIGABRT, signal.SIGKILL):
+        os.kill(pid, number)
+        process.join(GRACE_S)
+        if process.exitcode is not None:
+            return
+    process.join()
 
 
 def start_server() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -111,3 +112,12 @@ def test_the_summary_names_a_driver_that_is_not_usable_once() -> None:
         "not usable: B (PoCL), 3.0: /tmp/0.c: error",
         "not usable: C (PoCL), 3.0: /tmp/2.c: error",
     ]
+
+
+def test_a_process_that_catches_sigabrt_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "GRACE_S", 0.1)
+    process = run.APART.Process(target=signal.pause)
+    process.start()
+    monkeypatch.setattr(signal, "SIGABRT", signal.SIGCONT)
+    run.end(process, process.pid or 0)
+    assert process.exitcode == -signal.SIGKILL
