@@ -87,6 +87,9 @@ class Browser:
             assert time.monotonic() < end, f"it never came to hold: {condition}"
             time.sleep(0.05)
 
+    def click(self, selector: str) -> None:
+        self.js(f"document.querySelector({json.dumps(selector)}).click()")
+
     def type(self, text: str) -> None:
         """Into what has the focus."""
         self.command("Input.insertText", text=text)

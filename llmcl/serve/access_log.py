@@ -14,6 +14,7 @@ from typing import Any
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmcl.errors import one_line
+from llmcl.serve.page import PREFIX
 from llmcl.serve.service import Service, arrived
 from llmcl.tools import json_text
 
@@ -99,6 +100,7 @@ class AccessLog:
         settings = self._service.settings
         api = record.path if record.path in self._paths else "other"  # a client's invented paths must not become labels
         self._service.metrics.requests.labels(api, record.status).inc()
-        if not settings.quiet and record.path not in _QUIET_PATHS:
+        is_quiet = settings.quiet or record.path in _QUIET_PATHS or record.path.startswith(PREFIX)
+        if not is_quiet:
             with suppress(OSError):  # a full disk or a closed pipe must not end the connection
                 print(record.line(settings.log_format), file=sys.stderr, flush=True)

@@ -19,13 +19,15 @@ from llmcl.serve.guard import Guard
 from llmcl.serve.infill import infill
 from llmcl.serve.messages import count_tokens, messages
 from llmcl.serve.openapi import openapi
-from llmcl.serve.page import page
+from llmcl.serve.page import PREFIX, page
 from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
 _MODEL, _RESPONSE, _INPUT_ITEMS = "/v1/models/{name}", "/v1/responses/{id}", "/v1/responses/{id}/input_items"
+_PAGE_FILE = PREFIX + "{name}"
 # Paths with parameters. A model's name may contain slashes.
 _PATTERNS = {
+    _PAGE_FILE: re.compile(PREFIX + r"(?P<name>[^/]+\.(?:css|js))"),
     _MODEL: re.compile(r"/v1/models/(?P<name>.*)", re.DOTALL),
     _RESPONSE: re.compile(r"/v1/responses/(?P<id>[^/]+)"),
     _INPUT_ITEMS: re.compile(r"/v1/responses/(?P<id>[^/]+)/input_items"),
@@ -34,6 +36,7 @@ Endpoint = Callable[[Request, Service], Awaitable[ASGIApp]]
 
 GET: dict[str, Endpoint] = {
     "/": page,
+    _PAGE_FILE: page,
     "/health": own.health,
     "/metrics": own.metrics,
     "/openapi.json": openapi,

@@ -13,12 +13,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from llmcl.errors import shown
 from llmcl.serve.access_log import record_of
 from llmcl.serve.errors import RequestError
+from llmcl.serve.page import PREFIX
 from llmcl.serve.settings import Settings, is_loopback
 
 _HOST = re.compile(
     r"(?P<name>\[[0-9A-Fa-f:.]+\]|[^\s:@/?#\[\]\\]+)(?::[0-9]*)?"
 )  # RFC 9110 7.2, without characters that no name has
-OPEN_PATHS = {"/", "/health"}  # open without a key: the page itself asks for the key
+OPEN_PATHS = {"/", "/health"}  # open without a key, like the page's files: the page itself asks for the key
 
 
 class Guard:
@@ -56,7 +57,7 @@ class Guard:
         for origin in [] if "*" in allowed else origins:
             if origin not in allowed and not (host and origin.lower() in _origins(host.lower())):
                 raise RequestError(403, f"the origin {shown(origin)} is not allowed (--cors-origin)")
-        if self._digests and path not in OPEN_PATHS and not self._has_key(headers):
+        if self._digests and path not in OPEN_PATHS and not path.startswith(PREFIX) and not self._has_key(headers):
             raise RequestError(
                 401,
                 "no valid API key: send `Authorization: Bearer KEY` or `x-api-key: KEY`",

@@ -16,6 +16,7 @@ from llmcl.serve import ollama_schemas
 from llmcl.serve.conversation import BUDGETS, OPENAI_ROLES
 from llmcl.serve.errors import OLLAMA_PATH
 from llmcl.serve.logprobs import MAX_TOP
+from llmcl.serve.page import PREFIX
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS
 from llmcl.serve.service import Service
 
@@ -275,6 +276,7 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
 }
 _PAGES: dict[str, tuple[str, str, Schema]] = {
     "/": ("A page for conversations.", "text/html", _TEXT),
+    PREFIX + "{name}": ("A script or style sheet of the page.", "text/javascript text/css", _TEXT),
     "/health": ("Whether requests are answered.", "application/json", _object({"status": _TEXT}, "status")),
     "/metrics": ("Counters and histograms for Prometheus.", "text/plain", _TEXT),
     "/openapi.json": ("This description.", "application/json", _object({"paths": {"type": "object"}}, "paths")),
@@ -316,15 +318,16 @@ def describe(vocab_size: int, most_answers: int) -> Schema:
         "Answers": _or_null("integer", minimum=1, maximum=min(MAX_ANSWERS, most_answers)),
     }
     paths: dict[str, Schema] = {}
-    for path, (summary, media_type, schema) in _PAGES.items():
-        paths[path] = {"get": {"summary": summary, "responses": _responses(path, {media_type: {"schema": schema}})}}
+    for path, (summary, media_types, schema) in _PAGES.items():
+        answers = {media_type: {"schema": schema} for media_type in media_types.split()}
+        paths[path] = {"get": {"summary": summary, "responses": _responses(path, answers)}}
         if (name := path.partition("{")[2].partition("}")[0]) != "":
             paths[path]["parameters"] = [{"name": name, "in": "path", "required": True, "schema": _TEXT}]
     forgotten = {"application/json": {"schema": _object({"id": _TEXT, "deleted": {"const": True}}, "id", "deleted")}}
     path = "/v1/responses/{id}"
     paths[path]["delete"] = {"summary": "Forgets a response.", "responses": _responses(path, forgotten)}
     for path, (summary, body, schema) in _BODIES.items():
-        answers: Schema = {"application/json": {"schema": schema}}
+        answers = {"application/json": {"schema": schema}}
         if "stream" in body["properties"]:
             # Without a schema: some programs apply one to each event.
             answers[ollama_schemas.LINES if path.startswith(OLLAMA_PATH) else "text/event-stream"] = {"schema": {}}

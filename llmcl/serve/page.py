@@ -1,45 +1,45 @@
-"""The page at `/`: one file, whose policy allows only the page's own script and style."""
+"""The page at `/` and its files in llmcl/serve/static. Its policy allows only scripts and styles from this server."""
 
 from __future__ import annotations
 
-import re
-from base64 import b64encode
 from functools import cache
-from hashlib import sha256
 from importlib.resources import files
 
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import Response
 
+from llmcl.serve.errors import RequestError
 from llmcl.serve.service import Service
+
+PREFIX = "/page/"  # needs no key
+TYPES = {"css": "text/css", "html": "text/html", "js": "text/javascript"}
+_POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+}
+_HEADERS = {
+    "content-security-policy": "; ".join(f"{name} {value}" for name, value in _POLICY.items()),
+    "referrer-policy": "no-referrer",
+    "cache-control": "no-cache",
+}
 
 
 async def page(request: Request, service: Service) -> Response:
-    """Serves a chat page for browsers."""
-    text, policy = _page()
-    return HTMLResponse(
-        text,
-        headers={"content-security-policy": policy, "referrer-policy": "no-referrer", "cache-control": "no-cache"},
-    )
+    """Serves a chat page for browsers, or a script or style sheet of the page."""
+    name = request.path_params.get("name", "index.html")
+    if name not in _texts():
+        raise RequestError(404, f"Not Found: GET {PREFIX}{name[:200]}", code="not_found")
+    return Response(_texts()[name], media_type=TYPES[name.rpartition(".")[2]], headers=_HEADERS)
 
 
 @cache
-def _page() -> tuple[str, str]:
-    """Returns the page and a content security policy with the hashes of script and style."""
-    text = files("llmcl.serve").joinpath("page.html").read_text(encoding="utf-8")
-
-    def hash_of(tag: str) -> str:
-        (inner,) = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        return "'sha256-" + b64encode(sha256(inner.encode()).digest()).decode("ascii") + "'"
-
-    policy = {
-        "default-src": "'none'",
-        "script-src": hash_of("script"),
-        "style-src": hash_of("style"),
-        "connect-src": "'self'",
-        "img-src": "data:",
-        "base-uri": "'none'",
-        "form-action": "'none'",
-        "frame-ancestors": "'none'",
-    }
-    return text, "; ".join(f"{name} {value}" for name, value in policy.items())
+def _texts() -> dict[str, str]:
+    """Returns the text of each file by name."""
+    folder = files("llmcl.serve") / "static"
+    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}

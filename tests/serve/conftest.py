@@ -1,11 +1,13 @@
-"""Servers for tests of what they answer."""
+"""Servers for tests of what they answer, and a browser for tests of their page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from fake_server import Running, running
+from browser import Browser, browser
+from fake_server import FakeEngine, Running, byte_tokenizer, running
+from page_driver import open_page
 
 
 @pytest.fixture(scope="module")
@@ -20,3 +22,23 @@ def server() -> Iterator[Running]:
     """A server of this test's own."""
     with running() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as opened:
+        yield opened
+
+
+@pytest.fixture
+def engine() -> FakeEngine:
+    return FakeEngine(byte_tokenizer())
+
+
+@pytest.fixture
+def page(chromium: Browser, engine: FakeEngine) -> Iterator[Browser]:
+    """The page, just opened, of a server with this engine. Its port is new, so nothing is stored yet."""
+    with running(engine) as server:
+        open_page(chromium, server)
+        yield chromium
+        chromium.open("about:blank#left")

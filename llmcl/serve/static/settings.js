@@ -1,0 +1,43 @@
+// The settings dialog. Settings stay in this browser; the API key stays until the tab is closed.
+
+import {byId} from "./elements.js";
+
+export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens"];
+const KEPT = [...NUMBERS, "reasoning_effort", "system"], STORED = "llmcl-settings", KEY = "llmcl-key";
+
+export function apiKey() {
+  return byId("key").value;
+}
+
+export function systemPrompt() {
+  return byId("system").value;
+}
+
+// Returns the request's fields. Empty settings are left to the server.
+export function samplingFields() {
+  const fields = NUMBERS.filter(name => byId(name).value !== "").map(name => [name, Number(byId(name).value)]);
+  const effort = byId("reasoning_effort").value;
+  return {...Object.fromEntries(fields), ...(effort ? {reasoning_effort: effort} : {})};
+}
+
+export function loadSettings() {
+  byId("key").value = sessionStorage.getItem(KEY) || "";
+  try {
+    const stored = JSON.parse(localStorage.getItem(STORED)) || {};
+    for (const name of KEPT) if (typeof stored[name] === "string") byId(name).value = stored[name];
+  } catch {
+    localStorage.removeItem(STORED);
+  }
+}
+
+// Opens the dialog with a conversation's system prompt; then calls `onClose`.
+export function openSettings(system, onClose) {
+  const dialog = byId("settings");
+  byId("system").value = system;
+  dialog.showModal();
+  dialog.addEventListener("close", () => {
+    sessionStorage.setItem(KEY, apiKey());
+    localStorage.setItem(STORED, JSON.stringify(Object.fromEntries(KEPT.map(name => [name, byId(name).value]))));
+    onClose();
+  }, {once: true});
+}
