@@ -8,6 +8,20 @@ from fake_server import Running
 IDLE = "document.getElementById('stop').disabled"
 STORED = "document.body.dataset.stored === 'true'"
 READY = "document.title === 'llmcl: fake' && document.activeElement.id === 'input'"
+HOSTILE = "\n\n".join(
+    [
+        "<script>window.hit = 1</script>",
+        "<img src=x onerror='window.hit = 1'>",
+        "```\n<script>window.hit = 1</script>\n```",
+        "`<b>` **<i onclick=x>** *<u>*",
+        '- <iframe src="javascript:parent.hit = 1">',
+        "# <style>*{display:none}</style>",
+        "[x](javascript:window.hit=1) ![y](http://evil.example/z)",
+        "<a href=http://evil.example>x</a><form action=http://evil.example><input></form>",
+        "<svg onload='window.hit = 1'></svg><math><mi xlink:href=javascript:1>",
+        "&lt;b&gt; \u202e end",
+    ]
+)
 
 
 def open_page(page: Browser, server: Running) -> None:
@@ -39,3 +53,8 @@ def titles(page: Browser) -> list[str]:
     """The kept conversations, the latest first."""
     texts: list[str] = page.js("[...document.querySelectorAll('#list .open')].map(b => b.textContent)")
     return texts
+
+
+def asks_nobody_else(page: Browser) -> bool:
+    home = page.js("location.origin")
+    return all(address.startswith((home, "data:", "blob:")) for address in page.addresses())

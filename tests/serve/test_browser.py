@@ -5,25 +5,11 @@ from __future__ import annotations
 import pytest
 from browser import Browser, find_browser
 from fake_server import TEMPLATE, FakeEngine, byte_tokenizer, running, wait_for
-from page_driver import IDLE, ask, messages, open_page
+from page_driver import HOSTILE, IDLE, ask, asks_nobody_else, messages, open_page
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 
 THINK_TEMPLATE = TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}"
-HOSTILE = "\n\n".join(
-    [
-        "<script>window.hit = 1</script>",
-        "<img src=x onerror='window.hit = 1'>",
-        "```\n<script>window.hit = 1</script>\n```",
-        "`<b>` **<i onclick=x>** *<u>*",
-        '- <iframe src="javascript:parent.hit = 1">',
-        "# <style>*{display:none}</style>",
-        "[x](javascript:window.hit=1) ![y](http://evil.example/z)",
-        "<a href=http://evil.example>x</a><form action=http://evil.example><input></form>",
-        "<svg onload='window.hit = 1'></svg><math><mi xlink:href=javascript:1>",
-        "&lt;b&gt; \u202e end",
-    ]
-)
 
 
 def test_a_conversation(page: Browser, engine: FakeEngine) -> None:
@@ -101,8 +87,7 @@ def test_hostile_answers_are_text(page: Browser, engine: FakeEngine) -> None:
     assert tags <= {"P", "PRE", "CODE", "STRONG", "EM", "UL", "LI", "DIV", "BUTTON", "SPAN", "DETAILS", "SUMMARY"}
     shown = page.js("document.getElementById('log').textContent")
     assert all(word in shown for word in ("<script>window.hit = 1</script>", "<iframe", "onload=", "&lt;b&gt;"))
-    home = page.js("location.origin")
-    assert all(address.startswith((home, "data:")) for address in page.addresses()), page.addresses()
+    assert asks_nobody_else(page)
 
 
 def test_the_policy_holds_where_the_page_fails(page: Browser) -> None:

@@ -57,10 +57,13 @@ export function question(text, yes, value) {
   dialog.returnValue = "";
   dialog.showModal();
   if (value === undefined) byId("question-no").focus(); else input.select();
-  return new Promise(resolve => dialog.addEventListener("close", () => {
-    const agreed = dialog.returnValue === "yes";
-    resolve(value === undefined ? agreed : agreed ? input.value.trim() : null);
-  }, {once: true}));
+  return new Promise(resolve => {
+    dialog.onclose = () => {
+      if (dialog.open) return; // the event is from a question before this one
+      const agreed = dialog.returnValue === "yes";
+      resolve(value === undefined ? agreed : agreed ? input.value.trim() : null);
+    };
+  });
 }
 
 // Lets the browser save a text as a file.

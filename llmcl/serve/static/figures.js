@@ -1,6 +1,6 @@
 // The line of figures: times of tokens, progress of a prompt, and how full the context is.
 
-import {byId} from "./elements.js";
+import {byId, make} from "./elements.js";
 
 const SVG = "http://www.w3.org/2000/svg";
 
@@ -26,7 +26,8 @@ export function showTimes(ttft, times) {
   const spread = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, share]) => `${name} ${ms(quantile(sorted, share))}`);
   title.textContent = `time between tokens: min ${ms(sorted[0])}, ${spread.join(", ")}, max ${ms(sorted[sorted.length - 1])}`;
   const speed = (1000 * times.length / Math.max(total, 1e-3)).toFixed(1);
-  byId("figures").textContent = `TTFT ${ms(ttft)}, TBT ${spread.join(", ")}, ${times.length + 1} tokens, ${speed} tokens/s`;
+  byId("figures").replaceChildren(`TTFT ${ms(ttft)}, TBT ${spread[0]}`, make("span", {className: "details"}, `, ${spread[1]}, ${spread[2]}`),
+    `, ${times.length + 1} tokens, ${speed} tokens/s`);
 }
 
 export function clearFigures() {

@@ -172,6 +172,7 @@ async function importFiles(files) {
 async function answer(index) {
   const {conversation} = state;
   state.running = index;
+  notify("");
   aborter = new AbortController();
   draw();
   scrollToEnd();
@@ -201,7 +202,6 @@ function send() {
   const path = chosenPath(conversation);
   const parent = editing >= 0 ? conversation.messages[editing].parent : path.length ? path[path.length - 1] : -1;
   input.value = "";
-  notify("");
   state.editing = -1;
   const asked = append(conversation, parent, "user", text, takeFiles());
   answer(append(conversation, asked, "assistant", ""));
