@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 import instructions
 import pytest
+from browser import find_browser
 from echo_engine import Engine
 from helpers import option_variables
 from hypothesis import settings
@@ -57,6 +58,7 @@ EXPECTED = {
     "llvmpipe": "the system package mesa-opencl-icd, with RUSTICL_ENABLE=llvmpipe",
     "oclgrind": "the system package oclgrind",
     "gpu": "a GPU and its vendor's OpenCL driver",
+    "chromium": "the system package chromium; the server's page is not tested in a browser",
 }
 
 
@@ -80,6 +82,7 @@ def tested_devices() -> dict[str, DeviceEntry]:
 
 def missing(names: list[str]) -> list[str]:
     found = [*found_devices(), *(["oclgrind"] if shutil.which("oclgrind") else [])]
+    found += ["chromium"] if find_browser() else []
     return [name for name in names if not any(known.startswith(name) for known in found)]
 
 
@@ -102,9 +105,7 @@ def pytest_sessionstart() -> None:
             for entry in all_devices()
             if entry.unusable_reason
         )
-        raise pytest.UsageError(
-            f"LLMCL_TEST_REQUIRE names OpenCL implementations not found: {', '.join(absent)}{unusable}"
-        )
+        raise pytest.UsageError(f"LLMCL_TEST_REQUIRE names what is not found: {', '.join(absent)}{unusable}")
     if not tested_devices():
         raise pytest.UsageError(
             f"no OpenCL device to test on (LLMCL_TEST_DEVICE={os.environ.get('LLMCL_TEST_DEVICE', '')!r}); "
