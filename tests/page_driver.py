@@ -58,3 +58,8 @@ def titles(page: Browser) -> list[str]:
 def asks_nobody_else(page: Browser) -> bool:
     home = page.js("location.origin")
     return all(address.startswith((home, "data:", "blob:")) for address in page.addresses())
+
+
+def text_of(page: Browser, selector: str) -> str:
+    text: str = page.js(f"document.querySelector({selector!r}).textContent")
+    return text

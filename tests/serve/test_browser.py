@@ -20,8 +20,10 @@ def test_a_conversation(page: Browser, engine: FakeEngine) -> None:
     assert figures.startswith("TTFT ") and "TBT p50 " in figures and "tokens/s" in figures
     assert page.js("document.querySelectorAll('#chart rect').length") > 3
     assert "time between tokens: min" in page.js("document.querySelector('#chart title').textContent")
+    page.js("window.first = [...document.querySelectorAll('.message')]")
     ask(page, "Again")
     assert messages(page) == ["Hello, page", "Hello, page", "Again", "Again"]
+    assert page.js("window.first.every(e => e.isConnected)"), "a screen reader would say these messages again"
     assert engine.asked[-1][0] == "[user]Hello, page\n[assistant]Hello, page\n[user]Again\n[assistant]"
     page.click("#fresh")
     assert messages(page) == [] and page.problems() == []
@@ -119,19 +121,60 @@ def test_the_keyboard_reaches_everything(page: Browser) -> None:
     page.wait_for("!document.getElementById('settings').open")
 
 
-def test_it_fits_a_phone_and_the_dark(page: Browser) -> None:
+def test_everything_has_a_name_for_screen_readers(page: Browser, engine: FakeEngine) -> None:
+    engine.reply = lambda text: "```py\nx\n```\n"
+    ask(page, "Hello")
+    page.click(".retry")
+    page.wait_for(IDLE)
+    names: dict[str, list[str]] = {}
+    for opened in ("#open-side", "#list .rename", "#open-settings"):
+        page.click(opened)
+        for node in page.command("Accessibility.getFullAXTree")["nodes"]:
+            if not node["ignored"]:
+                names.setdefault(node["role"]["value"], []).append(node.get("name", {}).get("value", ""))
+        page.press("Escape")
+    assert {"button", "textbox", "spinbutton", "dialog", "log", "article", "complementary", "meter"} <= names.keys()
+    for role in ("button", "textbox", "spinbutton", "combobox", "dialog", "log", "article", "complementary", "meter"):
+        assert all(names[role]), (role, names[role])
+    assert {"Copy message", "Copy code", "Previous version", "Edit message", "Answer again"} <= {*names["button"]}
+
+
+def test_it_fits_a_phone_and_the_dark(page: Browser, engine: FakeEngine) -> None:
     light = page.js("getComputedStyle(document.body).backgroundColor")
     page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     page.command("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)
+    engine.reply = lambda text: "A" * 300 + "\n\n```\n" + "B" * 300 + "\n```\n- " + "C" * 300
     try:
         ask(page, "A" * 300)
+        page.js("import('./page/files.js').then(m => m.addFiles([new File(['x'], 'D'.repeat(100))]))")
+        page.wait_for("document.querySelectorAll('#files li').length === 1")
+        page.click(".user .edit")
+        page.click(".assistant .retry")
+        page.wait_for(IDLE)
         assert page.js("getComputedStyle(document.body).backgroundColor") != light
-        assert page.js("document.documentElement.scrollWidth") <= 360
-        inside = page.js(
-            "[...document.querySelectorAll('header button, form button, #input')].filter(e => e.offsetParent)"
-            ".map(e => e.getBoundingClientRect()).every(r => r.left >= 0 && r.right <= 360 && r.bottom <= 640)"
-        )
-        assert inside
+        assert no_part_is_cut(page, "header button, form button, #input")
+        page.click("#open-side")
+        assert no_part_is_cut(page, "#side button")
+        page.click("#list .delete")
+        assert no_part_is_cut(page, "dialog button")
+        page.press("Escape")
+        page.wait_for("!document.querySelector('dialog[open]')")
+        page.press("Escape")
+        assert not page.js("document.getElementById('side').checkVisibility()")
+        page.click("#open-settings")
+        assert no_part_is_cut(page, "dialog input, dialog textarea, dialog button", scrolls=True)
     finally:
         page.command("Emulation.clearDeviceMetricsOverride")
         page.command("Emulation.setEmulatedMedia", features=[])
+
+
+def no_part_is_cut(page: Browser, selector: str, *, scrolls: bool = False) -> bool:
+    """Whether the page has no more than a phone's width, and all visible elements that the selector names are in it."""
+    fits: bool = page.js(
+        f"[...document.querySelectorAll({selector!r})].filter(e => e.checkVisibility())"
+        ".map(e => e.getBoundingClientRect())"
+        f".every(r => r.left >= 0 && r.right <= 360 && (r.bottom <= 640 || {str(scrolls).lower()}))"
+        " && [...document.querySelectorAll('html, body, #log, #side, dialog')].every(e => e.scrollWidth <= 360)"
+        " && document.getElementById('log').scrollWidth === document.getElementById('log').clientWidth"
+    )
+    return fits

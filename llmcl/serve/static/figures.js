@@ -53,9 +53,9 @@ export function hideProgress() {
 
 // used: tokens after the last answer; 0: unknown.
 export function showContext(used, context) {
-  const meter = byId("full"), share = used / context;
+  const meter = byId("full"), share = Math.min(1, used / context);
   meter.hidden = !used || !context;
-  if (!meter.hidden) meter.value = Math.min(1, share);
+  if (!meter.hidden) meter.value = share;
   byId("full-text").textContent = meter.hidden ? "" : `context ${Math.round(100 * share)}% full (${whole(used)})`;
 }
 

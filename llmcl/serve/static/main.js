@@ -15,7 +15,7 @@ import {View} from "./view.js";
 const SHOWN = "llmcl-shown", SAVE_MS = 1000, MAX_IMPORT = 256 << 20;
 
 const state = {conversation: null, running: -1, editing: -1, context: 0};
-const view = new View({edit, retry, goOn, choose: chooseVersion});
+const view = new View({edit: ifIdle(edit), retry: ifIdle(retry), goOn: ifIdle(answer), choose: ifIdle(chooseVersion)});
 const listActions = {open, rename, exportShown, remove};
 const otherWindows = new BroadcastChannel("llmcl");
 let store = null, heads = [], aborter = null, saving = Promise.resolve(), saveTimer = 0;
@@ -169,6 +169,11 @@ async function importFiles(files) {
 
 // ---- messages ----
 
+function ifIdle(action) {
+  return (...values) => { if (state.running < 0) action(...values); };
+}
+
+// Writes the answer `index`; one that was cut goes on.
 async function answer(index) {
   const {conversation} = state;
   state.running = index;
@@ -176,6 +181,7 @@ async function answer(index) {
   aborter = new AbortController();
   draw();
   scrollToEnd();
+  if (document.activeElement === document.body) byId("log").focus(); // the button that was used is gone
   let problem = "";
   touch();
   try {
@@ -228,10 +234,6 @@ function leaveEditing() {
 // Answers the message `asked` once more.
 function retry(asked) {
   answer(append(state.conversation, asked, "assistant", ""));
-}
-
-function goOn(index) {
-  answer(index);
 }
 
 function chooseVersion(index, button) {

@@ -12,21 +12,33 @@ export class View {
   constructor(actions) {
     this.actions = actions;
     this.bodies = new Map(); // index -> the parts of an answer that change while it is written
+    this.shown = new Map(); // what a message looks like, as text -> its element
   }
 
+  // Messages that look as before keep their elements: a screen reader says new ones alone, and focus stays.
   draw(state) {
-    const log = byId("log"), path = chosenPath(state.conversation);
-    this.bodies.clear();
-    log.replaceChildren(...path.map(index => this.message(state, index)));
+    const log = byId("log"), path = chosenPath(state.conversation), before = this.shown;
     log.setAttribute("aria-busy", state.running >= 0); // a screen reader waits for the whole answer
-    const last = path[path.length - 1];
+    this.shown = new Map(path.map(index => {
+      const look = this.look(state, index);
+      return [look, before.get(look) || this.message(state, index)];
+    }));
+    const elements = [...this.shown.values()], last = path[path.length - 1];
     if (state.running < 0 && last !== undefined && state.conversation.messages[last].role === "user") {
-      log.append(make("div", {className: "row tools"}, button("Retry", "Ask for an answer", () => this.actions.retry(last), "retry")));
+      elements.push(make("div", {className: "row tools"}, button("Retry", "Ask for an answer", () => this.actions.retry(last), "retry")));
     }
+    for (const element of [...log.children]) if (!elements.includes(element)) element.remove();
+    elements.forEach((element, i) => { if (log.children[i] !== element) log.insertBefore(element, log.children[i] || null); });
+  }
+
+  look({conversation, running, editing, context}, index) {
+    const {text, thoughts, end, child} = conversation.messages[index], all = versions(conversation, index);
+    const isRunning = index === running, goesOn = running < 0 && child < 0 && end !== "stop";
+    return JSON.stringify([conversation.id, index, text.length, thoughts.length, end, all, isRunning, goesOn, index === editing, context]);
   }
 
   message(state, index) {
-    const message = state.conversation.messages[index], isIdle = state.running < 0;
+    const message = state.conversation.messages[index];
     const element = make("article", {className: "message " + message.role});
     element.dataset.index = index;
     element.setAttribute("aria-label", NAMES[message.role]);
@@ -42,7 +54,7 @@ export class View {
       this.update(message, index);
       if (index !== state.running) element.append(...this.mark(state, message, index));
     }
-    element.append(this.tools(state, message, index, isIdle));
+    element.append(this.tools(state.conversation, message, index));
     return element;
   }
 
@@ -67,12 +79,12 @@ export class View {
     return [row];
   }
 
-  tools({conversation}, message, index, isIdle) {
+  tools(conversation, message, index) {
     const row = make("div", {className: "row tools"}), all = versions(conversation, index), n = all.indexOf(index);
     if (all.length > 1) {
       const arrow = (text, label, other, name) => {
         const element = button(text, label, () => this.actions.choose(other, name), name);
-        element.disabled = !isIdle || other === undefined;
+        element.disabled = other === undefined;
         return element;
       };
       const count = make("span", {textContent: `${n + 1}/${all.length}`});
@@ -80,10 +92,8 @@ export class View {
       row.append(arrow("\u2039", "Previous version", all[n - 1], "previous"), count, arrow("\u203a", "Next version", all[n + 1], "next"));
     }
     row.append(copyButton("Copy message", () => conversation.messages[index].text));
-    const change = message.role === "user" ? button("Edit", "Edit message", () => this.actions.edit(index), "edit")
-      : button("Retry", "Answer again", () => this.actions.retry(message.parent), "retry");
-    change.disabled = !isIdle;
-    row.append(change);
+    row.append(message.role === "user" ? button("Edit", "Edit message", () => this.actions.edit(index), "edit")
+      : button("Retry", "Answer again", () => this.actions.retry(message.parent), "retry"));
     return row;
   }
 
