@@ -67,6 +67,10 @@ def test_settings_and_errors(page: Browser, engine: FakeEngine) -> None:
     ask(page, "More")
     page.wait_for("document.querySelector('.error')")
     assert "RuntimeError" in page.js("document.querySelector('.error').textContent")
+    engine.fail = None
+    page.click(".assistant:last-of-type .retry")
+    page.wait_for(f"{IDLE} && !document.querySelector('.error')")
+    assert messages(page)[3] == "Mo" and page.js("document.querySelectorAll('.previous').length") == 1
 
 
 def test_thoughts_are_shown_apart(chromium: Browser) -> None:

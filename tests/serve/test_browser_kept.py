@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from browser import Browser, find_browser
-from fake_server import FakeEngine, wait_for
-from page_driver import HOSTILE, IDLE, STORED, ask, asks_nobody_else, messages, reload, titles
+from fake_server import FakeEngine, running, wait_for
+from page_driver import HOSTILE, IDLE, STORED, ask, asks_nobody_else, messages, open_page, reload, text_of, titles
 
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 
@@ -74,6 +74,7 @@ def versions(page: Browser) -> list[str]:
     return texts
 
 
+@pytest.mark.slow
 def test_escape_leaves_the_message_as_it_is(page: Browser) -> None:
     ask(page, "Hello")
     page.click(".edit")
@@ -211,6 +212,7 @@ def test_a_damaged_file_is_refused_with_the_place(page: Browser) -> None:
         assert error in page.js(code), error
 
 
+@pytest.mark.slow
 def test_what_is_stored_has_bounds(page: Browser) -> None:
     page.js("import('./page/conversation.js').then(m => { m.LIMITS.conversations = 1; })")
     ask(page, "Hello")
@@ -224,6 +226,7 @@ def test_what_is_stored_has_bounds(page: Browser) -> None:
     assert titles(page) == ["Hello"]
 
 
+@pytest.mark.slow
 def test_another_window_overwrites_nothing(page: Browser) -> None:
     """A conversation that two windows changed becomes two."""
     ask(page, "Hello")
@@ -238,3 +241,24 @@ def test_another_window_overwrites_nothing(page: Browser) -> None:
     page.click("#list li:nth-child(2) .open")
     page.wait_for("document.querySelectorAll('.message').length === 2")
     assert messages(page) == ["Hello", "changed elsewhere"]
+
+
+@pytest.mark.slow
+def test_a_browser_that_keeps_nothing_still_answers(chromium: Browser) -> None:
+    """As some private windows, and Chromium where all cookies are blocked."""
+    refuse = "{get() { throw new DOMException('denied', 'SecurityError'); }}"
+    names = ("localStorage", "sessionStorage", "indexedDB")
+    script = ";".join(f"Object.defineProperty(window, '{name}', {refuse})" for name in names)
+    added = chromium.command("Page.addScriptToEvaluateOnNewDocument", source=script)
+    with running() as server:
+        try:
+            open_page(chromium, server)
+            assert "keeps no conversations" in text_of(chromium, "#notice")
+            chromium.type("Hello")
+            chromium.press("Enter")
+            chromium.wait_for(f"{IDLE} && document.querySelector('.assistant')")
+            assert messages(chromium) == ["Hello", "Hello"] and chromium.problems() == []
+            assert not chromium.js("document.getElementById('open-side').checkVisibility()")
+        finally:
+            chromium.command("Page.removeScriptToEvaluateOnNewDocument", **added)
+            chromium.open("about:blank#left")

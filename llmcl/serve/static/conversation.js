@@ -14,7 +14,8 @@
 
 // What is stored and imported at most. Sizes are in characters.
 export const LIMITS = {
-  conversations: 500, size: 8_000_000, totalSize: 100_000_000, messages: 10_000, title: 200, files: 20, fileSize: 1 << 20,
+  conversations: 500, size: 8_000_000, totalSize: 100_000_000, messages: 10_000, title: 200,
+  files: 20, fileSize: 1 << 20,
 };
 export const ROLES = ["user", "assistant"];
 export const ENDS = ["stop", "length", "stopped", "failed"];

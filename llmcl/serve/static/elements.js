@@ -46,6 +46,23 @@ async function copy(text) {
   }
 }
 
+// Text in localStorage or sessionStorage. Browsers that keep nothing throw there.
+export function recall(area, name) {
+  try {
+    return window[area].getItem(name);
+  } catch {
+    return null;
+  }
+}
+
+export function remember(area, name, text) {
+  try {
+    window[area].setItem(name, text);
+  } catch {
+    // then it holds until the page is closed
+  }
+}
+
 // Asks in a dialog. Without `value`: returns whether the answer was yes. With it: returns the text, or null.
 export function question(text, yes, value) {
   const dialog = byId("question"), input = byId("question-input");

@@ -18,16 +18,18 @@ export function showTimes(ttft, times) {
   chart.setAttribute("viewBox", "0 0 120 32");
   chart.replaceChildren(title, ...shown.map((time, i) => {
     const bar = document.createElementNS(SVG, "rect"), height = Math.max(1, 32 * time / most);
-    for (const [name, value] of Object.entries({x: i, y: 32 - height, width: 0.8, height})) bar.setAttribute(name, value);
+    const place = {x: i, y: 32 - height, width: 0.8, height};
+    for (const [name, value] of Object.entries(place)) bar.setAttribute(name, value);
     return bar;
   }));
   if (!times.length) return;
   const sorted = [...times].sort((a, b) => a - b), total = times.reduce((sum, time) => sum + time, 0);
-  const spread = [["p50", 0.5], ["p90", 0.9], ["p99", 0.99]].map(([name, share]) => `${name} ${ms(quantile(sorted, share))}`);
-  title.textContent = `time between tokens: min ${ms(sorted[0])}, ${spread.join(", ")}, max ${ms(sorted[sorted.length - 1])}`;
+  const [p50, p90, p99] = [0.5, 0.9, 0.99].map(share => `p${100 * share} ${ms(quantile(sorted, share))}`);
+  const least = ms(sorted[0]), longest = ms(sorted[sorted.length - 1]);
+  title.textContent = `time between tokens: min ${least}, ${p50}, ${p90}, ${p99}, max ${longest}`;
   const speed = (1000 * times.length / Math.max(total, 1e-3)).toFixed(1);
-  byId("figures").replaceChildren(`TTFT ${ms(ttft)}, TBT ${spread[0]}`, make("span", {className: "details"}, `, ${spread[1]}, ${spread[2]}`),
-    `, ${times.length + 1} tokens, ${speed} tokens/s`);
+  const details = make("span", {className: "details"}, `, ${p90}, ${p99}`); // left out on a phone
+  byId("figures").replaceChildren(`TTFT ${ms(ttft)}, TBT ${p50}`, details, `, ${times.length + 1} tokens, ${speed} tokens/s`);
 }
 
 export function clearFigures() {
@@ -60,5 +62,5 @@ export function showContext(used, context) {
 }
 
 export function contextText(context) {
-  return `context ${whole(context)} tokens`;
+  return `context ${whole(context)}`;
 }

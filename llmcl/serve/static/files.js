@@ -13,10 +13,13 @@ export function takeFiles() {
 
 export function setFiles(files) {
   chosen = files;
-  byId("files").replaceChildren(...files.map((file, i) => make("li", {}, file.name + " ", button("\u00d7", `Remove ${file.name}`, () => {
-    setFiles(chosen.filter((_, n) => n !== i));
-    byId("input").focus();
-  }))));
+  byId("files").replaceChildren(...files.map((file, i) => {
+    const remove = button("\u00d7", `Remove ${file.name}`, () => {
+      setFiles(chosen.filter((_, n) => n !== i));
+      byId("input").focus();
+    });
+    return make("li", {}, file.name + " ", remove);
+  }));
 }
 
 // Returns a file's text. Throws an Error that says why it is not taken.
@@ -38,7 +41,8 @@ export async function addFiles(files) {
   const problems = [], read = [];
   for (const file of files) {
     try {
-      if (chosen.length + read.length >= LIMITS.files) throw new Error(`${file.name}: a message takes ${LIMITS.files} files`);
+      const isFull = chosen.length + read.length >= LIMITS.files;
+      if (isFull) throw new Error(`${file.name}: a message takes ${LIMITS.files} files`);
       read.push({name: file.name, text: await readText(file)});
     } catch (error) {
       problems.push(error.message);

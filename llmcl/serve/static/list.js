@@ -2,7 +2,8 @@
 
 import {button, byId, make} from "./elements.js";
 
-// heads: from the store. isBusy: an answer is being written. actions: functions open(id), rename(), exportShown(), remove().
+// heads: from the store. isBusy: an answer is being written.
+// actions: functions open(id), rename(), exportShown(), remove().
 export function drawList(heads, shownId, isBusy, actions) {
   const focused = document.activeElement?.closest("#list li")?.dataset.id;
   byId("list").replaceChildren(...heads.map(({id, title, changed}) => {

@@ -2,7 +2,7 @@
 
 import {writeAnswer} from "./answer.js";
 import {append, choose, chosenPath, newConversation, titleOf} from "./conversation.js";
-import {byId, download, notify, question} from "./elements.js";
+import {byId, download, notify, question, recall, remember} from "./elements.js";
 import {exportText, importText} from "./exchange.js";
 import {clearFigures, contextText, showContext} from "./figures.js";
 import {listenForFiles, setFiles, takeFiles} from "./files.js";
@@ -71,7 +71,7 @@ function save() {
     if (!store) return;
     try {
       await store.put(conversation);
-      if (conversation === state.conversation) sessionStorage.setItem(SHOWN, conversation.id);
+      if (conversation === state.conversation) remember("sessionStorage", SHOWN, conversation.id);
       otherWindows.postMessage(conversation.id);
       await drawHeads();
     } catch (error) {
@@ -116,13 +116,13 @@ function show(conversation) {
 async function open(id) {
   const conversation = await store.get(id);
   if (!conversation) return await drawHeads();
-  sessionStorage.setItem(SHOWN, id);
+  remember("sessionStorage", SHOWN, id);
   show(conversation);
   byId("list").querySelector("[aria-current]")?.focus();
 }
 
 function startNew() {
-  sessionStorage.removeItem(SHOWN);
+  remember("sessionStorage", SHOWN, "");
   show(newConversation(systemPrompt()));
   byId("input").focus();
 }
@@ -231,16 +231,18 @@ function leaveEditing() {
   draw();
 }
 
-// Answers the message `asked` once more.
+// Answers the message `asked` once more. An answer that ended before its first word is no version to keep.
 function retry(asked) {
-  answer(append(state.conversation, asked, "assistant", ""));
+  const {conversation} = state, last = conversation.messages[asked].child;
+  const {text, thoughts, child} = conversation.messages[last] || {};
+  answer(text === "" && thoughts === "" && child < 0 ? last : append(conversation, asked, "assistant", ""));
 }
 
 function chooseVersion(index, button) {
   choose(state.conversation, index);
   draw();
-  const element = byId("log").querySelector(`[data-index="${index}"]`), arrows = [...element.querySelectorAll(".previous, .next")];
-  (arrows.find(arrow => arrow.classList.contains(button) && !arrow.disabled) || arrows.find(arrow => !arrow.disabled)).focus();
+  const usable = [...byId("log").querySelectorAll(`[data-index="${index}"] :is(.previous, .next):enabled`)];
+  (usable.find(arrow => arrow.classList.contains(button)) || usable[0]).focus();
   save();
 }
 
@@ -286,6 +288,7 @@ function listen() {
     await importFiles([...byId("import-file").files]);
     byId("import-file").value = "";
   });
+  document.addEventListener("visibilitychange", () => { if (saveTimer) save(); }); // a hidden page may be ended
   otherWindows.addEventListener("message", event => onOtherWindow(event.data));
   listenForFiles();
 }
@@ -293,19 +296,21 @@ function listen() {
 async function start() {
   loadSettings();
   state.conversation = newConversation(systemPrompt());
+  let problem = "";
   try {
     store = await openStore();
     heads = await store.list();
-    const shown = sessionStorage.getItem(SHOWN);
+    const shown = recall("sessionStorage", SHOWN);
     state.conversation = shown && await store.get(shown) || state.conversation;
   } catch (error) {
     store = null;
-    notify("this browser keeps no conversations: " + error.message);
+    problem = "this browser keeps no conversations: " + error.message;
   }
   byId("side").hidden = !store;
   byId("open-side").hidden = !store;
   listen();
   show(state.conversation);
+  notify(problem);
   byId("input").focus();
   showModel();
 }

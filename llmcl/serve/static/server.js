@@ -7,7 +7,7 @@ export function eventReader() {
     rest += chunk;
     const blocks = rest.split("\n\n");
     rest = blocks.pop();
-    return blocks.flatMap(block => block.split("\n").filter(line => line.startsWith("data: ")).map(line => line.slice(6)));
+    return blocks.flatMap(block => block.split("\n")).filter(line => line.startsWith("data: ")).map(line => line.slice(6));
   };
 }
 

@@ -1,6 +1,6 @@
 // The settings dialog. Settings stay in this browser; the API key stays until the tab is closed.
 
-import {byId} from "./elements.js";
+import {byId, recall, remember} from "./elements.js";
 
 export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens"];
 const KEPT = [...NUMBERS, "reasoning_effort", "system"], STORED = "llmcl-settings", KEY = "llmcl-key";
@@ -21,13 +21,9 @@ export function samplingFields() {
 }
 
 export function loadSettings() {
-  byId("key").value = sessionStorage.getItem(KEY) || "";
-  try {
-    const stored = JSON.parse(localStorage.getItem(STORED)) || {};
-    for (const name of KEPT) if (typeof stored[name] === "string") byId(name).value = stored[name];
-  } catch {
-    localStorage.removeItem(STORED);
-  }
+  byId("key").value = recall("sessionStorage", KEY) || "";
+  const stored = JSON.parse(recall("localStorage", STORED) || "{}");
+  for (const name of KEPT) if (typeof stored[name] === "string") byId(name).value = stored[name];
 }
 
 // Opens the dialog with a conversation's system prompt; then calls `onClose`.
@@ -36,8 +32,8 @@ export function openSettings(system, onClose) {
   byId("system").value = system;
   dialog.showModal();
   dialog.addEventListener("close", () => {
-    sessionStorage.setItem(KEY, apiKey());
-    localStorage.setItem(STORED, JSON.stringify(Object.fromEntries(KEPT.map(name => [name, byId(name).value]))));
+    remember("sessionStorage", KEY, apiKey());
+    remember("localStorage", STORED, JSON.stringify(Object.fromEntries(KEPT.map(name => [name, byId(name).value]))));
     onClose();
   }, {once: true});
 }

@@ -25,16 +25,20 @@ export class View {
     }));
     const elements = [...this.shown.values()], last = path[path.length - 1];
     if (state.running < 0 && last !== undefined && state.conversation.messages[last].role === "user") {
-      elements.push(make("div", {className: "row tools"}, button("Retry", "Ask for an answer", () => this.actions.retry(last), "retry")));
+      const again = button("Retry", "Ask for an answer", () => this.actions.retry(last), "retry");
+      elements.push(make("div", {className: "row tools"}, again));
     }
     for (const element of [...log.children]) if (!elements.includes(element)) element.remove();
-    elements.forEach((element, i) => { if (log.children[i] !== element) log.insertBefore(element, log.children[i] || null); });
+    elements.forEach((element, i) => {
+      if (log.children[i] !== element) log.insertBefore(element, log.children[i] || null);
+    });
   }
 
   look({conversation, running, editing, context}, index) {
     const {text, thoughts, end, child} = conversation.messages[index], all = versions(conversation, index);
     const isRunning = index === running, goesOn = running < 0 && child < 0 && end !== "stop";
-    return JSON.stringify([conversation.id, index, text.length, thoughts.length, end, all, isRunning, goesOn, index === editing, context]);
+    const flags = [isRunning, goesOn, index === editing];
+    return JSON.stringify([conversation.id, index, text.length, thoughts.length, end, all, flags, context]);
   }
 
   message(state, index) {
@@ -89,7 +93,8 @@ export class View {
       };
       const count = make("span", {textContent: `${n + 1}/${all.length}`});
       count.setAttribute("aria-label", `Version ${n + 1} of ${all.length}`);
-      row.append(arrow("\u2039", "Previous version", all[n - 1], "previous"), count, arrow("\u203a", "Next version", all[n + 1], "next"));
+      row.append(arrow("\u2039", "Previous version", all[n - 1], "previous"), count);
+      row.append(arrow("\u203a", "Next version", all[n + 1], "next"));
     }
     row.append(copyButton("Copy message", () => conversation.messages[index].text));
     row.append(message.role === "user" ? button("Edit", "Edit message", () => this.actions.edit(index), "edit")
@@ -110,6 +115,7 @@ function folded(title, text) {
 function withCopy(element, block) {
   if (block.tag !== "pre") return element;
   element.tabIndex = 0; // so that the keyboard scrolls it
-  const line = make("div", {className: "row"}, make("span", {textContent: block.language}), copyButton("Copy code", () => block.parts[0].text));
+  const copy = copyButton("Copy code", () => block.parts[0].text);
+  const line = make("div", {className: "row"}, make("span", {textContent: block.language}), copy);
   return make("div", {className: "code"}, line, element);
 }
