@@ -105,6 +105,12 @@ def test_the_policy_holds_where_the_page_fails(page: Browser) -> None:
     )
     page.wait_for("new Promise(done => setTimeout(() => done(true), 300))")
     assert page.js("window.hit === undefined")
+    # The page's own files are the only scripts among this server's answers.
+    loads = "new Promise(done => document.body.append(Object.assign(document.createElement('script'), {src: %r,"
+    loads += " onload: () => done('run'), onerror: () => done('refused')})))"
+    for path in ("props", "v1/models", "metrics", "openapi.json", "page/style.css"):
+        assert page.js(loads % path) == "refused", path
+    assert page.js(loads % "page/list.js") == "run"
     assert page.js("fetch('http://127.0.0.2:9/').then(() => 'sent', () => 'refused')") == "refused"
     assert sum("Content Security Policy" in problem for problem in page.problems()) >= 3
 

@@ -182,6 +182,7 @@ def test_a_line_for_each_request(log_format: str, capfd: pytest.CaptureFixture[s
         server.chat(temperature="hot")
         server.http.get("/%1b[2J")
         server.http.get("/health")
+        server.http.get("/page/main.js")
     lines = capfd.readouterr().err.splitlines()
     assert len(lines) == 3 and "\x1b" not in "".join(lines)
     lines.sort(key=lambda line: (request_id not in line, "temperature" not in line))  # one may end before another

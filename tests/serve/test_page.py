@@ -118,7 +118,8 @@ def test_it_names_no_other_address_and_writes_no_html(shared: Running) -> None:
 def test_it_needs_no_key_to_be_shown() -> None:
     with running(api_keys=("k",)) as server:
         assert all(server.http.get(path).status_code == 200 for path in sources(server))
-        assert server.http.get("/v1/models").status_code == server.http.get("/page/../v1/models").status_code == 401
+        assert server.http.get("/v1/models").status_code == 401
+        assert server.http.get("/page/%2e%2e/v1/models").status_code == 404
 
 
 def test_what_a_model_writes_is_text(shared: Running, tmp_path: Path) -> None:
