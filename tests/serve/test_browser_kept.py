@@ -50,7 +50,7 @@ def test_editing_and_retrying_lose_nothing(page: Browser, engine: FakeEngine) ->
     ask(page, "Hello")
     ask(page, "Again")
     page.click(".user .edit")
-    assert page.js("document.getElementById('input').value") == "Hello"
+    assert value(page) == "Hello"
     ask(page, " there")
     assert messages(page) == ["Hello there", "three"]
     assert engine.asked[-1][0] == "[user]Hello there\n[assistant]"
@@ -69,6 +69,11 @@ def test_editing_and_retrying_lose_nothing(page: Browser, engine: FakeEngine) ->
     assert messages(page) == ["Hello there", "three"]
 
 
+def value(page: Browser) -> str:
+    text: str = page.js("document.getElementById('input').value")
+    return text
+
+
 def versions(page: Browser) -> list[str]:
     texts: list[str] = page.js("[...document.querySelectorAll('.previous + span')].map(s => s.textContent)")
     return texts
@@ -76,13 +81,20 @@ def versions(page: Browser) -> list[str]:
 
 @pytest.mark.slow
 def test_escape_leaves_the_message_as_it_is(page: Browser) -> None:
+    """So does the button on a phone, which has no such key."""
     ask(page, "Hello")
+    page.type("a draft")
+    for leave in (lambda: page.press("Escape"), lambda: page.click(".edited .edit")):
+        page.click(".edit")
+        assert text_of(page, ".edited .edit") == "Cancel" and value(page) == "Hello"
+        leave()
+        assert page.js("document.querySelector('.edited') === null") and value(page) == "a draft"
     page.click(".edit")
-    assert page.js("document.querySelector('.edited') !== null")
-    page.press("Escape")
-    assert page.js("document.querySelector('.edited') === null && document.getElementById('input').value === ''")
-    ask(page, "Again")
-    assert messages(page) == ["Hello", "Hello", "Again", "Again"]
+    ask(page, " there")
+    assert messages(page) == ["Hello there", "Hello there"] and value(page) == "a draft"
+    page.js("document.getElementById('input').focus()")
+    ask(page, " again")
+    assert messages(page)[2:] == ["a draft again", "a draft again"]
 
 
 def test_renaming_and_deleting(page: Browser) -> None:

@@ -16,9 +16,10 @@ export function button(text, label, onClick, name = "") {
   return element;
 }
 
-// Says something to the user, also through a screen reader. "" takes it away.
-export function notify(text) {
+// Says something to the user, also through a screen reader. "" takes it away. kind: "bad" for a problem, or "".
+export function notify(text, kind = "bad") {
   byId("notice").textContent = text;
+  byId("notice").className = kind;
 }
 
 // A button that copies the text that `read` returns.

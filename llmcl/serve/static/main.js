@@ -19,6 +19,7 @@ const view = new View({edit: ifIdle(edit), retry: ifIdle(retry), goOn: ifIdle(an
 const listActions = {open, rename, exportShown, remove};
 const otherWindows = new BroadcastChannel("llmcl");
 let store = null, heads = [], aborter = null, saving = Promise.resolve(), saveTimer = 0;
+let draft = {text: "", files: []}; // what was being written when an edit began
 
 // ---- drawing ----
 
@@ -105,7 +106,7 @@ async function onOtherWindow(id) {
 
 function show(conversation) {
   state.conversation = conversation;
-  state.editing = -1;
+  endEditing();
   notify("");
   clearFigures();
   draw();
@@ -207,38 +208,47 @@ function send() {
   if (state.running >= 0 || (!text.trim() && !byId("files").children.length)) return;
   const path = chosenPath(conversation);
   const parent = editing >= 0 ? conversation.messages[editing].parent : path.length ? path[path.length - 1] : -1;
-  input.value = "";
-  state.editing = -1;
   const asked = append(conversation, parent, "user", text, takeFiles());
+  input.value = "";
+  endEditing();
   answer(append(conversation, asked, "assistant", ""));
 }
 
 function edit(index) {
+  if (index === state.editing) return leaveEditing();
   const {text, files} = state.conversation.messages[index];
+  if (state.editing < 0) draft = {text: byId("input").value, files: takeFiles()};
   state.editing = index;
   byId("input").value = text;
   setFiles(files);
-  notify("Editing: Send adds a version of the message, Escape leaves it as it is.");
+  notify("Editing: Send adds a version of the message, Cancel leaves it as it is.", "");
   draw();
   byId("input").focus();
 }
 
-function leaveEditing() {
+function endEditing() {
+  if (state.editing < 0) return;
   state.editing = -1;
-  byId("input").value = "";
-  setFiles([]);
+  byId("input").value = draft.text;
+  setFiles(draft.files);
+}
+
+function leaveEditing() {
+  endEditing();
   notify("");
   draw();
 }
 
 // Answers the message `asked` once more. An answer that ended before its first word is no version to keep.
 function retry(asked) {
+  endEditing();
   const {conversation} = state, last = conversation.messages[asked].child;
   const {text, thoughts, child} = conversation.messages[last] || {};
   answer(text === "" && thoughts === "" && child < 0 ? last : append(conversation, asked, "assistant", ""));
 }
 
 function chooseVersion(index, button) {
+  if (state.editing >= 0) leaveEditing(); // its message may be hidden now
   choose(state.conversation, index);
   draw();
   const usable = [...byId("log").querySelectorAll(`[data-index="${index}"] :is(.previous, .next):enabled`)];

@@ -58,7 +58,7 @@ export class View {
       this.update(message, index);
       if (index !== state.running) element.append(...this.mark(state, message, index));
     }
-    element.append(this.tools(state.conversation, message, index));
+    element.append(this.tools(state, message, index));
     return element;
   }
 
@@ -83,7 +83,7 @@ export class View {
     return [row];
   }
 
-  tools(conversation, message, index) {
+  tools({conversation, editing}, message, index) {
     const row = make("div", {className: "row tools"}), all = versions(conversation, index), n = all.indexOf(index);
     if (all.length > 1) {
       const arrow = (text, label, other, name) => {
@@ -97,7 +97,8 @@ export class View {
       row.append(arrow("\u203a", "Next version", all[n + 1], "next"));
     }
     row.append(copyButton("Copy message", () => conversation.messages[index].text));
-    row.append(message.role === "user" ? button("Edit", "Edit message", () => this.actions.edit(index), "edit")
+    const [word, label] = index === editing ? ["Cancel", "Cancel editing"] : ["Edit", "Edit message"];
+    row.append(message.role === "user" ? button(word, label, () => this.actions.edit(index), "edit")
       : button("Retry", "Answer again", () => this.actions.retry(message.parent), "retry"));
     return row;
   }
