@@ -195,6 +195,10 @@ def _add_special_tokens(tokenizer: Tokenizer, tokens: list[str], types: list[int
 
 def _checked(model: type[BPE], vocabulary: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> BPE:
     problem = "GGUF metadata: the tokenizer's vocabulary and merges do not fit together"
+    # At a merge with more characters than any token the library panics.
+    if (pair := next((pair for pair in merges if "".join(pair) not in vocabulary), None)) is not None:
+        left, right = map(shown, pair)
+        raise CheckpointError(f"{problem}: {left} and {right} make no token. The file is damaged; get it again.")
     with refusing(problem, "The file is damaged; get it again."):
         return model(vocabulary, merges, **options)
 

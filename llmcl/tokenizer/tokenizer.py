@@ -6,10 +6,7 @@ tokens inside a text, the chat template, and token-by-token decoding.
 
 from __future__ import annotations
 
-import base64
 import json
-import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +24,7 @@ from llmcl.errors import (
     one_line,
     shown,
 )
-from llmcl.tokenizer import chat_template, gguf_tokenizer
+from llmcl.tokenizer import chat_template, damage, gguf_tokenizer
 from llmcl.tokenizer.infill_tokens import gguf_infill_ids
 from llmcl.tokenizer.least_tokens import LeastTokens
 from llmcl.tokenizer.library import refusing
@@ -41,12 +38,6 @@ if TYPE_CHECKING:
 _MAX_TEMPLATE_BYTES = 1 << 20  # the longest known template has 30 000
 _LONG = 1 << 16  # characters; tokenizing a shorter text is faster than finding the longest token
 _SHORT = 1 << 12  # characters; `encode` blocks all Python threads, 1 us per character
-_MAX_GROWTH = 64  # factor by which normalisation may lengthen text; known normalizers turn a space into 3 bytes
-# With a prefix the library `tokenizers` splits merges inside a character, and may crash the process.
-_SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
-_LEAST_TABLE = 4 * 256  # of a charsmap: indexed by the first byte of a text
-_CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
-_ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
 _SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
@@ -82,7 +73,7 @@ class Tokenizer:
             CheckpointError: the tokenizer has ids without an embedding.
             UnsupportedModelError: token texts are encoded in an unknown way.
         """
-        _check_normalizer(backend)
+        damage.check_steps(backend)
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -345,28 +336,6 @@ def byte_level_alphabet() -> dict[str, int]:
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}
 
 
-def _check_normalizer(backend: Any) -> None:
-    """Refuses normalizers that lengthen a text beyond _MAX_GROWTH: out of memory, `tokenizers` kills the process."""
-    growth = 1 if backend.normalizer is None else _growth(json.loads(backend.normalizer.__getstate__()))
-    if growth > _MAX_GROWTH:
-        raise CheckpointError(
-            f"The tokenizer's normalizer may make a text {shown(growth)} times as long, expected at most "
-            f"{_MAX_GROWTH}. It is damaged or hostile; get tokenizer.json again."
-        )
-
-
-def _growth(normalizer: dict[str, Any]) -> int:
-    """Returns by how much a normalizer's replacements may multiply a text's bytes."""
-    match normalizer:
-        case {"type": "Sequence", "normalizers": steps}:
-            return math.prod(map(_growth, steps))
-        case {"type": "Replace", "pattern": pattern, "content": content}:
-            replaced = len(pattern.get("String", "").encode()) or 1  # a regular expression may match a single byte
-            return max(1, -(-len(content.encode()) // replaced))
-        case _:
-            return 1
-
-
 def _check_unicode(text: str) -> None:
     try:
         text.encode()
@@ -421,22 +390,6 @@ def _id(read: Reader, key: str) -> int | None:
 # ---- a Hugging Face folder ------------------------------------------------------------------------------
 
 
-def _charsmap_problem(text: bytes) -> str | None:
-    """Checks a base64 charsmap: table size in 4 bytes, the table, and texts. Returns the problem or None.
-
-    The library allocates the table before checking that it exists. Other damage makes it panic and print a backtrace.
-    """
-    try:
-        data = base64.b64decode(text, validate=True)
-        size = int.from_bytes(data[:4], "little")
-        data[4 + size :].decode()
-    except ValueError as error:
-        return f"is damaged: {one_line(error)}"
-    if size < _LEAST_TABLE or size > len(data) - 4:
-        return f"says that it has a table of {size} bytes, expected {_LEAST_TABLE} to its own {len(data)}"
-    return None
-
-
 def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
     from tokenizers import Tokenizer as Backend
 
@@ -449,15 +402,7 @@ def _from_folder(folder: Path, config: ModelConfig) -> Tokenizer:
         )
     settings = optional_json(folder / "special_tokens_map.json") | optional_json(folder / "tokenizer_config.json")
     data = read_bytes(file, MAX_HEADER_BYTES)
-    plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), data) if b"\\u00" in data else data
-    if match := _SUBWORD_PREFIX.search(plain):
-        raise UnsupportedModelError(
-            f"{file}: continuing_subword_prefix begins with {shown(match[1].decode('latin-1'))}, expected none, as in "
-            "all tokenizers that llmcl supports. Get the file again."
-        )
-    for match in _CHARSMAP.finditer(plain):
-        if problem := _charsmap_problem(match[1].replace(b"\\/", b"/")):
-            raise CheckpointError(f"{file}: precompiled_charsmap {problem}. Get the file again.")
+    damage.check_json(file, data)
     with refusing(f"{file} cannot be read as a tokenizer", "Get the file again."):
         backend = Backend.from_buffer(data)
     special_tokens = {

@@ -83,7 +83,7 @@ def test_the_sound_gguf_file_works(gguf_with):
         ({"tokenizer.chat_template": 5}, "tokenizer.chat_template is 5, expected a string"),
         ({"tokenizer.chat_template": ["x"]}, r"tokenizer.chat_template is \['x'\], expected a string"),
         ({"merges": [FOR_TERMINALS]}, r"merges has '\\x1b\[2J\\u202e\\nx+\.\.\., expected two tokens"),
-        ({"merges": ["a zzz"]}, "merges do not fit together: .*Token `zzz` out of vocabulary"),
+        ({"merges": ["a zzz"]}, "merges do not fit together: 'a' and 'zzz' make no token"),
         (
             {"llama.attention.head_count": FOR_TERMINALS},
             r"head_count is '\\x1b\[2J\\u202e\\nx+\.\.\., expected",
@@ -95,10 +95,14 @@ def test_gguf_metadata_of_another_type_is_refused(gguf_with, changes, message):
     assert_refused(gguf_with(changes), message)
 
 
-def test_a_damaged_merge_at_which_the_library_panics_is_refused(gguf_with, folder):
+def test_a_damaged_merge_at_which_the_library_panics_is_refused(gguf_with, folder, capfd):
     """A panic of Rust code is no Exception: here of a merge that makes more characters than any token has."""
     longest = max(trained("llama-bpe").get_vocab(), key=len)
-    assert_refused(gguf_with({"merges": [f"{longest} {longest}"]}), "merges do not fit together: range end index")
+    assert_refused(
+        gguf_with({"merges": [f"{longest} {longest}"]}),
+        f"merges do not fit together: {longest!r} and {longest!r} make no token",
+    )
+    assert capfd.readouterr().err == ""
     path = folder / "tokenizer.json"
     values = json.loads(path.read_text())
     values["model"]["merges"].append([longest, longest])
@@ -196,11 +200,11 @@ def merged(old: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
         ("tokenizer.json", {"model": {"continuing_subword_prefix": "#"}}, "continuing_subword_prefix begins with '#'"),
         ("tokenizer.json", {"normalizer": {"type": "Precompiled", "precompiled_charsmap": "AAAA"}}, "table of 0 bytes"),
         ("tokenizer.json", {"normalizer": {"type": "Replace", "pattern": {"String": ""}, "content": "x"}},
-         "The tokenizer failed: index out of bounds"),
+         "normalizer replaces a text of no characters"),
         ("tokenizer.json", {"pre_tokenizer": {"type": "Split", "pattern": {"Regex": "(a+)+$"},
          "behavior": "Isolated", "invert": False}}, "The tokenizer failed: Onig"),
         ("tokenizer.json", {"post_processor": {"type": "TemplateProcessing", "pair": [], "special_tokens": {},
-         "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}}, "The tokenizer failed|cannot be read"),
+         "single": [{"SpecialToken": {"id": "x", "type_id": 0}}]}}, "post_processor adds the token 'x', which"),
         ("tokenizer.json", {"decoder": {"type": "WordPiece", "prefix": FOR_TERMINALS, "cleanup": True}},
          r"decoder \{\"type\": \"WordPiece\", \"prefix\": .*\.\.\. is not supported"),
     ],

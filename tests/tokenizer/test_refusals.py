@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,16 @@ from tokenizers import decoders, models, normalizers
 
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
 from llmcl.tokenizer import Tokenizer
+
+# Written by sentencepiece's trainer for three rules: \ufb01 becomes fi, \xe9 becomes e, \u2026 becomes three dots.
+CHARSMAP = zlib.decompress(base64.b64decode(
+    "eNoV03e0D2QYB/D3/MLpGCVbiU6ufVyzXKvMZGfPzNy6iBBNuTezItcubrbrXq49steVWWRmhpLVnkTo83vP+Zzned/3r/e8zzdkCSE8+EDITI"
+    "uE9Kwh2CYmpkRCaq4QXYlJ1UPIiIuEbPocDrITvcrJwzzEI+QmL3nITz4KUoDCFOIxHuVxilCMonyXHAlPqMV5khLEUIqSlKE05ShLeX6NiYQK"
+    "aiyVqEgVKvMUVanG03hCiKMmNahNLZ7lGepSh/rUoyENaMRzNOZ5mtKE5jSjJS1oxQu0oTXtaEsH2tOJjnShMy/Sle50oyc96E0v+vASLxNPAq"
+    "/Qj768Sn8GMoBBvMYQBjOU13mDYbzFm7zD2wznXUbwHknRj2Yk7zOaUYxlDB8wjo/4kAmMZyIfM4lkpjCZaUxlBtP5lE+YxUw+I4U5zGYec1nA"
+    "fBaxkMWkkk4aS1nCMjJYwXJWsZI1rGYda/mc9WxkA5vZxFa2sJ1t7GQHmeziC3azlz3sZx8HOcBXfMlhDnGErznGUU5wnG84yWlOcZYznOccF/"
+    "iWS1zk+2gW+IHLXOUK17nGj9zgZ36KZoBf+J3f+JM/+Ju/uMk//Mst7nCbu/zHfe5FMxQba+biE8L/kdeKcw=="
+))  # fmt: skip
 
 
 def test_folder_without_tokenizer_json_says_what_to_do(tmp_path: Path) -> None:
@@ -80,7 +91,9 @@ def test_a_normalizer_that_makes_texts_many_times_as_long_is_refused(replaced: l
 def test_a_charsmap_smaller_than_it_says_is_refused(tmp_path: Path) -> None:
     settings = '{"normalizer": {"type": "Precompiled", "precompiled_charsmap": "' + r"\/" + "/" * 23 + '"}}'
     (tmp_path / "tokenizer.json").write_text(settings)
-    with pytest.raises(CheckpointError, match=r"a table of 4294967295 bytes, expected 1024 to its own 18\. Get"):
+    with pytest.raises(
+        CheckpointError, match=r"a table of 4294967295 bytes, expected a multiple of 4 from 1024 to its own 18\. Get"
+    ):
         Tokenizer.from_checkpoint(source(None, 10, tmp_path))
 
 
@@ -93,6 +106,11 @@ def test_a_charsmap_smaller_than_it_says_is_refused(tmp_path: Path) -> None:
         b"\4\0\0\0\1\2\3",
         b"\4\0\0\0\0\0\0\0abc",
         b"\0\4\0\0" + bytes(1024) + b"\xff",
+        b"\1\4\0\0" + bytes(1025),
+        b"\0\4\0\0" + b"\0\xfc\7\0" + bytes(1020),  # the root points beyond the table
+        b"\0\4\0\0" + b"a\xff\xff\0" * 256,  # and every other entry does
+        CHARSMAP[:-4],  # a rule without its text
+        CHARSMAP.replace(b"\0e\0", "\xe9".encode() + b"\0"),  # a rule whose text begins inside a character
         "!!!!",
         "AAA",
     ],
@@ -106,6 +124,44 @@ def test_a_damaged_charsmap_leaves_no_backtrace_on_the_terminal(
     backend["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": text}
     (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
     with pytest.raises(CheckpointError, match=r"precompiled_charsmap .*Get the file again"):
+        Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
+    assert capfd.readouterr().err == ""
+
+
+def test_a_charsmap_replaces_characters(tmp_path: Path) -> None:
+    backend = json.loads(trained("gpt-2").to_str())
+    text = base64.b64encode(CHARSMAP).decode()
+    backend["normalizer"] = {"type": "Precompiled", "precompiled_charsmap": text}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    tokenizer = Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
+    assert tokenizer.decode(tokenizer.encode("caf\xe9, \ufb01nd\u2026")) == "cafe, find..."
+
+
+@pytest.mark.parametrize(
+    ("part", "step", "message"),
+    [
+        ("normalizer", {"type": "Replace", "pattern": {"String": ""}, "content": "x"}, "replaces a text of no char"),
+        (
+            "normalizer",
+            {
+                "type": "Sequence",
+                "normalizers": [{"type": "NFC"}, {"type": "Replace", "pattern": {"String": ""}, "content": "x"}],
+            },
+            "replaces a text of no characters",
+        ),
+        ("pre_tokenizer", {"type": "FixedLength", "length": 0}, "cuts texts into pieces of 0 characters"),
+        ("post_processor", {"type": "TemplateProcessing", "single": [{"Sequence": {"id": "B", "type_id": 0}}],
+         "pair": [], "special_tokens": {}}, "adds a second text to a single one"),
+        ("post_processor", {"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+         "pair": [], "special_tokens": {}}, "adds the token 'x', which its special_tokens do not have"),
+    ],
+)  # fmt: skip
+def test_a_step_at_which_the_library_panics_is_refused_without_its_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], part: str, step: dict[str, Any], message: str
+) -> None:
+    backend = json.loads(trained("gpt-2").to_str()) | {part: step}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(backend))
+    with pytest.raises(CheckpointError, match=f"The tokenizer's {part} {message}"):
         Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
     assert capfd.readouterr().err == ""
 
