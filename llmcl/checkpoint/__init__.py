@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import os
 import re
@@ -54,6 +55,8 @@ def open_checkpoint(name_or_path: str, *, offline: bool = False, progress: Progr
     except CheckpointError as error:
         raise type(error)(f"{label}: {str(error).removeprefix(f'{path.name} ')}") from error
     except OSError as error:  # no permission, a name too long for the file system
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from error
         raise CheckpointError(f"{label}: cannot be read ({error.strerror or error}). Check the path.") from error
 
 

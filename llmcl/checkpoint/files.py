@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -192,6 +193,8 @@ def reading(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        if error.errno == errno.ENOMEM:
+            raise MemoryError from error
         raise CheckpointError(
             f"{one_line(path.name, 80)} cannot be read: {error.strerror or error}. Check the path."
         ) from None

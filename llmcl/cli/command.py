@@ -135,7 +135,8 @@ def _limit_met(error: Exception) -> str | None:
         return "thread; raise the limit of its processes (`ulimit -u`, or that of its container)"
     if isinstance(error, OSError) and error.errno in NO_MORE_FILES:
         return "open file; raise the limit of its files (`ulimit -n`)"
-    if isinstance(error, MemoryError):  # including NumPy's and C++ drivers'
+    # including NumPy's and C++ drivers'
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return (
             "byte of memory; raise its limit (`ulimit -v` and `ulimit -d`, or that of its container), or take a "
             "smaller model or --ctx-size"

@@ -20,6 +20,7 @@ from weakref import WeakSet
 import pyopencl as cl
 
 from llmcl.errors import DeviceError, LlmclError, OutOfDeviceMemoryError
+from llmcl.runtime.host_memory import scarcity
 
 # A CPU driver allocates device memory from the host.
 NO_MEMORY = cl.status_code.MEM_OBJECT_ALLOCATION_FAILURE, cl.status_code.OUT_OF_HOST_MEMORY
@@ -58,6 +59,8 @@ class named_errors(DriverCall):
 
     def __exit__(self, kind: object, error: object, traceback: object) -> None:
         super().__exit__(kind, error, traceback)
+        if isinstance(error, cl.Error) and (why := scarcity()) is not None:
+            raise OutOfDeviceMemoryError(f"the device failed while {self._action} ({error}); {why}") from error
         if isinstance(error, cl.Error) and error.code in NO_MEMORY:
             raise OutOfDeviceMemoryError(
                 f"the device ran out of memory while {self._action} ({error}); "

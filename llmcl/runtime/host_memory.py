@@ -1,4 +1,4 @@
-"""How much host memory this process may still allocate."""
+"""How much host memory and address space this process may use."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from pathlib import Path
 
 from llmcl.runtime.control_groups import group_folders
 
+LEAST_ADDRESS_SPACE = 1 << 30  # with less PoCL ends the process when asked for its devices, and no model runs
+_AMPLE_ADDRESS_SPACE = 4 << 30  # more than any driver maps before the first device is opened
 # Control group files with limit and usage, for version 2 and version 1.
 _FILES = ("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes")
 
@@ -31,3 +33,23 @@ def host_available_bytes(root: Path = Path("/")) -> int | None:
             cached = re.search(r"^(?:total_)?inactive_file (\d+)", statistics, re.MULTILINE)
             free.append(max(left + (int(cached[1]) if cached else 0), 0))  # cached file pages can be reclaimed
     return min(free, default=None)
+
+
+def scarce_address_space() -> int | None:
+    """Returns this process's address space limit in bytes if drivers may fail for lack of it, otherwise None."""
+    try:
+        import resource
+    except ImportError:  # Windows
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return limit if limit != resource.RLIM_INFINITY and limit < _AMPLE_ADDRESS_SPACE else None
+
+
+def scarcity() -> str | None:
+    """Explains why a driver may have failed for lack of address space. None if there is enough."""
+    if (limit := scarce_address_space()) is None:
+        return None
+    return (
+        f"this process may use {limit >> 20} MiB of address space, and OpenCL drivers need some GiB; raise it "
+        "(ulimit -v unlimited)"
+    )

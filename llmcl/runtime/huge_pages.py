@@ -18,7 +18,7 @@ ALIGNMENT = 4096
 class _Block(mmap.mmap):
     """Anonymous memory, freed only after a call of `before_freeing`."""
 
-    before_freeing: Callable[[], None]
+    before_freeing: Callable[[], None] = staticmethod(lambda: None)  # mmap may fail before it is set
 
     def __del__(self) -> None:
         self.before_freeing()
@@ -33,12 +33,15 @@ class HugePages:
         self._rest = np.empty(0, np.uint8)
 
     def take(self, nbytes: int) -> np.ndarray | None:
-        """Returns zeros, uint8 [nbytes], at a multiple of 4096; None if the system has no huge pages."""
+        """Returns zeros, uint8 [nbytes], at a multiple of 4096; None if the system has no huge pages, or no memory."""
         size = -(-nbytes // ALIGNMENT) * ALIGNMENT
         if size > len(self._rest):
             if not hasattr(mmap, "MADV_HUGEPAGE"):
                 return None
-            self._rest = self._block(max(BLOCK, -(-size // PAGE) * PAGE))
+            try:
+                self._rest = self._block(max(BLOCK, -(-size // PAGE) * PAGE))
+            except OSError:
+                return None
         piece, self._rest = self._rest[:nbytes], self._rest[size:]
         return piece
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmcl.errors import DeviceError
-from llmcl.runtime.host_memory import host_available_bytes
+from llmcl.runtime.host_memory import LEAST_ADDRESS_SPACE, host_available_bytes, scarce_address_space
 from llmcl.runtime.icd import loader_has_read, prepare_icd_loader
 
 if TYPE_CHECKING:
@@ -106,8 +106,11 @@ class DeviceEntry:
 def find_devices() -> list[DeviceEntry]:
     """Returns every device on every platform, preferred first, unusable last; [] if there is none.
 
-    Does not test drivers. Raises DeviceError if pyopencl cannot be imported.
+    Does not test drivers, and asks none if the address space is too small for any. Raises DeviceError if pyopencl
+    cannot be imported.
     """
+    if (limit := scarce_address_space()) is not None and limit < LEAST_ADDRESS_SPACE:
+        return []
     prepare_icd_loader()
     try:
         import pyopencl as cl

@@ -12,12 +12,11 @@ from numbers import Integral
 
 from llmcl.errors import DeviceError, shown
 from llmcl.runtime.device_probe import fault
+from llmcl.runtime.host_memory import scarcity
 from llmcl.runtime.icd import half_installed, prepare_icd_loader
 from llmcl.runtime.platforms import CRITERIA, KINDS, DeviceEntry, find_devices, rank_devices
 
 _log = logging.getLogger(__name__)
-
-DRIVER_ADDRESS_SPACE = 4 << 30  # more than any driver maps before the first device is opened
 
 
 def select_device(request: str | int | None = None) -> DeviceEntry:
@@ -80,7 +79,7 @@ def choose_device(
     if passed_over:
         first = passed_over[0]
         raise DeviceError(f"{first.label} cannot be used: {first.unusable_reason}; {first.remedy}. Found:\n{listing}")
-    notes = "".join(f"\n{note}" for note in prepare_icd_loader())
+    notes = "".join(f"\n{note}" for note in [*prepare_icd_loader(), *filter(None, [scarcity()])])
     raise DeviceError(
         f"{wanted} was not found; choose with --device an index, a kind (gpu, cpu) or part of a name. "
         f"Found:\n{listing}{notes}"
@@ -130,20 +129,7 @@ def _driver_to_install(system: str, machine: str) -> str:
 
 
 def _advice_without_device() -> str:
-    if (limit := _address_space()) is not None:
-        return (
-            f"this process may use {limit >> 20} MiB of address space, and drivers need some GiB to begin; raise it "
-            "(ulimit -v unlimited)."
-        )
+    if (why := scarcity()) is not None:
+        return f"{why}."
     notes = [*prepare_icd_loader(), half_installed()]
     return " ".join([f"{_driver_to_install(sys.platform, platform.machine())}.", *filter(None, notes)])
-
-
-def _address_space() -> int | None:
-    """Returns this process's address space limit in bytes if too low for a driver to start."""
-    try:
-        import resource
-    except ImportError:  # Windows
-        return None
-    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-    return limit if limit != resource.RLIM_INFINITY and limit < DRIVER_ADDRESS_SPACE else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib.util
 import subprocess
 import sys
@@ -14,6 +15,7 @@ from gguf_reference import assert_read_as_by_gguf
 
 import llmcl.checkpoint
 from llmcl.checkpoint import open_checkpoint
+from llmcl.checkpoint.files import reading
 from llmcl.errors import CheckpointError, UsageError
 
 needs_demo_model = pytest.mark.skipif(
@@ -146,3 +148,10 @@ def test_errors_begin_with_the_name_that_was_asked_for(tmp_path):
     (tmp_path / "notes.txt").write_text("hello")
     with pytest.raises(CheckpointError, match="not a GGUF file"):
         open_checkpoint(str(tmp_path / "notes.txt"))
+
+
+def test_a_lack_of_memory_is_no_problem_with_the_path(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError), reading(tmp_path):
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+    with pytest.raises(CheckpointError, match=r"Permission denied\. Check the path"), reading(tmp_path):
+        raise OSError(errno.EACCES, "Permission denied")

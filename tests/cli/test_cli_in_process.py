@@ -505,6 +505,7 @@ def test_a_full_disk_is_no_defect_of_ours(
         (RuntimeError("can't start new thread"), "thread; raise the limit of its processes"),
         (OSError(errno.EMFILE, "Too many open files"), "open file; raise the limit of its files"),
         (MemoryError("std::bad_alloc"), "byte of memory; raise its limit"),
+        (OSError(errno.ENOMEM, "Cannot allocate memory"), "byte of memory; raise its limit"),
     ],
 )
 def test_a_limit_of_the_system_is_no_defect_of_ours(

@@ -158,3 +158,13 @@ def test_a_host_without_memory_is_no_lost_device() -> None:
         expected = pytest.raises(OutOfDeviceMemoryError, match="ran out of memory while making a buffer")
         with expected, named_errors("making a buffer"):
             raise cl.Error(cl._cl._ErrorRecord("failed", code, "clCreateBuffer"))
+
+
+def test_a_driver_without_address_space_says_that_the_limit_was_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2 << 30, resource.RLIM_INFINITY))
+    codes = cl.status_code
+    for code in (codes.DEVICE_NOT_AVAILABLE, codes.OUT_OF_HOST_MEMORY):  # what Intel's driver says then
+        expected = pytest.raises(OutOfDeviceMemoryError, match=r"opening it .*2048 MiB of address space.*ulimit -v")
+        with expected, named_errors("opening it"):
+            raise cl.Error(cl._cl._ErrorRecord("failed", code, "clCreateContext"))

@@ -47,6 +47,13 @@ def test_a_block_is_given_back_after_its_last_piece_and_the_wait() -> None:
     assert len(waits) == 1
 
 
+@needs_huge_pages
+def test_without_memory_there_is_no_block(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert HugePages(lambda: None).take(1 << 60) is None
+    gc.collect()
+    assert capsys.readouterr().err == ""
+
+
 def test_a_buffer_of_large_pages_is_a_buffer_like_others(device: Device) -> None:
     buffer = device.alloc(10_000, "streamed", streamed=True)
     values = np.arange(10_000, dtype=np.int64).astype(np.uint8)

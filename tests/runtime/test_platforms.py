@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -202,8 +204,20 @@ def test_no_device_for_lack_of_memory_says_so(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(resource, "getrlimit", lambda _: (400 << 20, resource.RLIM_INFINITY))
     with pytest.raises(DeviceError, match=r"may use 400 MiB of address space.*raise it \(ulimit -v unlimited\)"):
         choose_device([])
+    with pytest.raises(DeviceError, match=r"(?s)'intel' in its name was not found.*this process may use 400 MiB"):
+        choose_device([POCL], "intel")
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64 << 30, 64 << 30))
     assert "install" in explain_choice([])
+
+
+@pytest.mark.parametrize("kilobytes", [400_000, pytest.param(700_000, marks=pytest.mark.slow)])
+def test_a_process_with_too_little_address_space_asks_no_driver(kilobytes: int) -> None:
+    """PoCL ends the process with 400 MB; with 700 MB a driver opened a device and failed later."""
+    command = f"ulimit -v {kilobytes}; exec {shlex.quote(sys.executable)} -m llmcl devices"
+    ended = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    said = " ".join((ended.stdout + ended.stderr).split())
+    assert f"may use {kilobytes >> 10} MiB of address space" in said and "(ulimit -v unlimited)" in said
+    assert "PTHREAD" not in said
 
 
 @pytest.mark.parametrize(
