@@ -191,4 +191,5 @@ def test_the_context_chooses_frequencies_that_depend_on_the_length(
             with llmcl.load(folder, device=default_device, dtype="float32", max_context=context) as llm:
                 error = relative_error(llm.logits(ids[:n]), expected)
             assert (error < BOUND) == ((n > 64) == (context > 64))
-            assert (f"for a text of {context} tokens" in caplog.text) == (context > 64)
+            assert (f"the context of {context} tokens chooses them" in caplog.text) == (context > 64)
+            assert ("set it to 64 (-c 64, max_context=64)" in caplog.text) == (context > 64)

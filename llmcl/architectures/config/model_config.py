@@ -94,9 +94,11 @@ class ModelConfig:
             return None
         if max_context <= scaling.original_max_position:
             return None
+        short = scaling.original_max_position
         return (
-            f"the rotary frequencies ({scaling.kind}) are those for a text of {max_context} tokens, the context, "
-            f"however short the text is; a context of {scaling.original_max_position} (-c) takes those for short texts"
+            f"the rotary frequencies ({scaling.kind}) depend on the length, and the context of {max_context} tokens "
+            f"chooses them for all texts. For texts up to {short} tokens, as the model was trained, set it to {short} "
+            f"(-c {short}, max_context={short})"
         )
 
     def rotated_size(self, rotation: Rotation) -> int:
