@@ -6,12 +6,16 @@ reference quantiser bit for bit. Q4_K chooses scales by a separate least-squares
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from llmcl.checkpoint.formats import FORMATS
+from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
+from llmcl.checkpoint.tensors import TensorInfo
 from llmcl.errors import CheckpointError, UsageError, shown
+
+_log = logging.getLogger(__name__)
 
 # Values of `--quantize`, with the file format.
 QUANTIZE_FORMATS = {"q8_0": "Q8_0", "q4_0": "Q4_0", "q4_k": "Q4_K"}
@@ -65,6 +69,23 @@ def target_format(tensor: str, shape: tuple[int, ...], quantize: str) -> str | N
             f"{block}; " + (f"use --quantize {' or '.join(others)}" if others else "load it without --quantize")
         )
     return format
+
+
+def warn_of_rounding_again(tensors: Iterable[TensorInfo], quantize: str) -> None:
+    """Logs a warning if `--quantize quantize` rounds quantised weights again. 8 bits lose next to nothing."""
+    again = {
+        tensor.format
+        for tensor in tensors
+        if tensor.format not in FLOAT_FORMATS
+        and target_format(tensor.name, tensor.shape, quantize) not in (None, EMBEDDING_FORMAT, tensor.format)
+    }
+    if again:
+        _log.warning(
+            "the weights are quantised already (%s), and %s rounds them again, which may cost far more than either "
+            "alone; quantise a file with 16 bits, or leave out --quantize",
+            ", ".join(sorted(again)),
+            quantize,
+        )
 
 
 def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:

@@ -14,7 +14,7 @@ import numpy as np
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.formats import FLOAT_FORMATS
-from llmcl.checkpoint.quantize import check_quantize, target_format
+from llmcl.checkpoint.quantize import check_quantize, target_format, warn_of_rounding_again
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.folder import FolderPlan, folder_plan
 from llmcl.convert.gguf import GgufPlan, gguf_plan
@@ -85,6 +85,8 @@ def convert(
                 return DTYPE_FORMATS[dtype]
             return target_format(name, shape, quantize) or "F32"  # a router
 
+        if quantize is not None:
+            warn_of_rounding_again(checkpoint.tensors.values(), quantize)
         plan: GgufPlan | FolderPlan
         if is_gguf:
             plan = gguf_plan(checkpoint, chosen)

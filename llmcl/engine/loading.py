@@ -12,7 +12,7 @@ from threading import Thread
 from llmcl.architectures.config import ModelConfig
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
-from llmcl.checkpoint.quantize import check_quantize
+from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import speculation_with
@@ -301,6 +301,7 @@ def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, acti
             raise UsageError(
                 f"dtype is {shown(dtype)} with quantize {shown(quantize)}; give one of them, the other left out"
             )
+        warn_of_rounding_again(checkpoint.tensors.values(), quantize)
     elif dtype != "auto" or checkpoint.config.dtype != "quantized":
         return WeightTypes(checkpoint.config.dtype if dtype == "auto" else dtype, exact_activations=exact)
     return WeightTypes("native", stored_formats(checkpoint, quantize), exact)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize, quantize
 
-from llmcl.checkpoint import formats
-from llmcl.checkpoint.quantize import quantize_rows, target_format
+from llmcl.checkpoint import formats, open_checkpoint
+from llmcl.checkpoint.quantize import quantize_rows, target_format, warn_of_rounding_again
 from llmcl.errors import CheckpointError, UsageError
 
 # Root mean square error over that of the values, on a normal distribution.
@@ -20,6 +22,22 @@ def values(rows: int = 64, k: int = 512) -> np.ndarray:
     x[0], x[1, :40], x[2] = 0.0, -3.5, np.abs(x[2])  # all zero, all equal, no negative ones
     x[3] *= 1e-6
     return x
+
+
+@pytest.mark.parametrize(("wanted", "warns"), [("q4_0", True), ("q8_0", False)])
+def test_rounding_quantised_weights_again_is_said(wanted: str, warns: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """The demo model's file has Q4_1. In 8 bits nearly nothing is lost."""
+    with open_checkpoint("smollm2") as checkpoint:
+        tensors = list(checkpoint.tensors.values())
+    warn_of_rounding_again(tensors, wanted)
+    assert ("quantised already (Q4_1), and q4_0 rounds them again" in caplog.text) == warns == bool(caplog.messages)
+
+
+def test_no_weight_of_16_bits_is_rounded_again(caplog: pytest.LogCaptureFixture) -> None:
+    with open_checkpoint("smollm2") as checkpoint:
+        tensors = [dataclasses.replace(tensor, format="BF16") for tensor in checkpoint.tensors.values()]
+    warn_of_rounding_again(tensors, "q4_0")
+    assert not caplog.messages
 
 
 @pytest.mark.parametrize("format", ["Q8_0", "Q4_0"])
