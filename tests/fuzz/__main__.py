@@ -20,13 +20,15 @@ OF_A_THOUSAND = {
     "gguf": 180,
     "safetensors": 130,
     "config": 130,
-    "tokenizer": 160,
+    "tokenizer": 140,
     "template": 60,
     "command": 130,
     "convert": 90,
     "body": 80,
     "http": 40,
+    "planted": 20,
 }
+NEVER_REFUSED = {"planted"}
 
 
 def main() -> int:
@@ -60,7 +62,8 @@ def same(child: Child, n_cases: int) -> int:
         for subject, n in OF_A_THOUSAND.items():
             session.batch(subject, -(-n * n_cases // 1000), seed_number=1)
     print(session.report())
-    one_sided = [s for s in OF_A_THOUSAND if not (session.counts[s, "worked"] and session.counts[s, "refused"])]
+    both = {*OF_A_THOUSAND} - NEVER_REFUSED
+    one_sided = [s for s in both if not (session.counts[s, "worked"] and session.counts[s, "refused"])]
     if n_cases < 1000:  # too few to show both
         one_sided = []
     if one_sided:

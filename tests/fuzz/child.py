@@ -31,6 +31,7 @@ from fuzz.cases import read_description
 from fuzz.command_cases import MODEL_FILE
 from fuzz.http_child import HttpServer
 from fuzz.messages import complaint
+from fuzz.planted_cases import planted_case
 from made_tokenizers import TEXTS
 
 import llmcl
@@ -405,6 +406,7 @@ def main() -> None:
         "convert": convert_case,
         "body": server.run,
         "http": server.run,
+        "planted": planted_case,
         "misbehave": misbehave,
     }
     for line in sys.stdin:

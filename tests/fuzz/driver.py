@@ -22,6 +22,7 @@ from fuzz.convert_cases import convert_cases
 from fuzz.http_cases import body_cases, http_cases
 from fuzz.http_cases import sound as sound_request
 from fuzz.model_cases import config_cases, gguf_cases, safetensors_cases
+from fuzz.planted_cases import planted_cases
 from fuzz.seeds import Folders, gguf_file, tokenizers_json, weights
 from fuzz.template_cases import template_cases
 from fuzz.tokenizer_cases import tokenizer_cases
@@ -51,6 +52,7 @@ STRATEGIES: dict[str, Callable[[Folders], SearchStrategy[Case]]] = {
     "convert": convert_cases,
     "body": body_cases,
     "http": http_cases,
+    "planted": planted_cases,
 }
 
 
