@@ -45,6 +45,14 @@ _WRAPPERS = {
     "base_model.model.": "a model with an adapter that is not merged (PEFT): save what merge_and_unload() returns",
     "_orig_mod.": "a model compiled by torch.compile: save the model inside it (model._orig_mod)",
 }
+# Ends of the names that quantisers give to their tensors.
+_QUANTISERS = {
+    ".qweight": "AWQ or GPTQ",
+    ".weight_packed": "compressed-tensors",
+    ".weight_scale_inv": "an FP8 format",
+    ".weight_scale": "ModelOpt or an FP8 format",
+    ".scales": "MLX",
+}
 _LAYER = re.compile(r"model\.layers\.(0|[1-9][0-9]{0,8})\.")
 _COMPARED_BYTES = 1 << 20
 _MAX_SIZES = 64  # limit on multiplied dimensions in an error message; a million would take hours
@@ -65,6 +73,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     config = config_from_hf(config_json, generation_config)
     stored = _read_folder_tensors(folder)
     _check_not_wrapped(stored)
+    _check_not_quantised(stored)
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
     family = FAMILIES[config.architecture]
@@ -92,6 +101,17 @@ def _check_not_wrapped(stored: Mapping[str, StoredTensor]) -> None:
         for prefix, what in _WRAPPERS.items():
             if name.startswith(prefix):
                 raise UnsupportedModelError(f"tensor {shown(name)} has {prefix} in front, so this is {what}.")
+
+
+def _check_not_quantised(stored: Mapping[str, StoredTensor]) -> None:
+    """Raises UnsupportedModelError for weights that a quantiser wrote, also if config.json does not say so."""
+    for name in stored:
+        for end, quantiser in _QUANTISERS.items():
+            if name.endswith(end):
+                raise UnsupportedModelError(
+                    f"tensor {shown(name)} ends with {end}, so its weight is quantised by {quantiser}, which llmcl "
+                    "does not read; use the original bfloat16 or float16 checkpoint, or a GGUF file."
+                )
 
 
 def _with_head(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> ModelConfig:

@@ -152,6 +152,31 @@ def test_adapters_are_named(sharded: Path, file: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("names", "what"),
+    [
+        (("qweight", "qzeros", "scales"), "AWQ or GPTQ"),
+        (("weight", "scales", "biases"), "MLX"),
+        (("weight", "weight_scale", "input_scale"), "ModelOpt"),
+        (("weight_packed", "weight_scale", "weight_shape"), "compressed-tensors"),
+        (("weight", "weight_scale_inv"), "an FP8 format"),
+    ],
+)
+def test_quantised_weights_are_named_where_the_configuration_does_not_say_so(
+    tmp_path: Path, names: tuple[str, ...], what: str
+) -> None:
+    """The names are those in published folders of each kind."""
+    config = small_config()
+    folder = save_folder(tmp_path / "model", config, random_weights(config, seed=1))
+    tensors = load_file(folder / "model.safetensors")
+    whole = "model.layers.0.mlp.down_proj.weight"
+    packed = tensors.pop(whole).view(np.int32)[:, ::8]
+    tensors |= {whole.replace("weight", name): packed.copy() for name in names}
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(UnsupportedModelError, match=f"quantised by {what}.*use the original"):
+        open_checkpoint(str(folder))
+
+
+@pytest.mark.parametrize(
     ("prefix", "what"), [("_orig_mod.", "torch.compile"), ("base_model.model.", "an adapter that is not merged")]
 )
 def test_names_of_wrapped_models_are_named(tmp_path: Path, prefix: str, what: str) -> None:
