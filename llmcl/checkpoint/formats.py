@@ -61,6 +61,18 @@ def dequantize(format: str, data: Bytes) -> Float32:
     return stored.values(blocks).reshape(rows, size // stored.nbytes * stored.block)
 
 
+def encode_floats(values: Float32, format: str) -> Bytes:
+    """Encodes float32 [n, k] in a float format, rounded to nearest, ties to even: uint8 [n, row_bytes]."""
+    stored: np.ndarray
+    if format == "BF16":
+        bits = np.ascontiguousarray(values).view(np.uint32)
+        stored = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")
+    else:
+        with np.errstate(over="ignore"):
+            stored = values.astype("<f4" if format == "F32" else "<f2")
+    return np.ascontiguousarray(stored).view(np.uint8).reshape(len(values), -1)
+
+
 def _five_bits(blocks: Bytes, at: int) -> Float32:
     """Decodes 4 bytes of high bits (bit i is bit 4 of value i) and 16 nibble bytes from byte `at` on: values 0..31."""
     high = np.unpackbits(blocks[:, at : at + 4], axis=1, bitorder="little")

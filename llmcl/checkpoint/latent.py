@@ -17,30 +17,32 @@ import numpy as np
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import layer_name
 from llmcl.architectures.families.latent import KEY_VALUE, KEYS, VALUES
-from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize
-from llmcl.checkpoint.tensors import StoredTensor
+from llmcl.checkpoint.tensors import RowView, StoredTensor, read_rows
 from llmcl.errors import CheckpointError, shown
 
 
 @dataclass(frozen=True)
 class KeyRows:
-    """Row h rank + c collects element c of the `nope` key rows in head h. blocks: uint8 [n_heads, rows per head,
+    """Row h rank + c collects element c of the `nope` key rows in head h. stored: uint8 [n_heads rows per head,
     bytes].
     """
 
-    blocks: np.ndarray
+    stored: np.ndarray | RowView
+    n_heads: int
     format: str
     nope: int
     rank: int
 
     def __len__(self) -> int:
-        return len(self.blocks) * self.rank
+        return self.n_heads * self.rank
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
         first, end = start // self.rank, -(-stop // self.rank)
-        heads = read_view(self.blocks[first:end, : self.nope])
+        per_head = len(self.stored) // self.n_heads
+        rows_of_heads = read_rows(self.stored, first * per_head, end * per_head)
+        heads = rows_of_heads.reshape(end - first, per_head, -1)[:, : self.nope]
         if self.format in FLOAT_FORMATS:
             numbers = np.ascontiguousarray(heads).view(f"<u{FORMATS[self.format].nbytes}")
         else:
@@ -53,20 +55,23 @@ class KeyRows:
 
 @dataclass(frozen=True)
 class ValueRows:
-    """Stacks each head's rows from `nope` on. blocks: as in `KeyRows`."""
+    """Stacks each head's rows from `nope` on. stored: as in `KeyRows`."""
 
-    blocks: np.ndarray
+    stored: np.ndarray | RowView
+    n_heads: int
     nope: int
 
     def __len__(self) -> int:
-        return len(self.blocks) * int(self.blocks.shape[1] - self.nope)
+        return len(self.stored) - self.n_heads * self.nope
 
     def __getitem__(self, rows: slice) -> np.ndarray:
         start, stop, _ = rows.indices(len(self))
-        of_head = self.blocks.shape[1] - self.nope
-        first, end = start // of_head, -(-stop // of_head)
-        heads = read_view(self.blocks[first:end, self.nope :]).reshape(-1, self.blocks.shape[2])
-        part: np.ndarray = heads[start - first * of_head :][: stop - start]
+        per_head = len(self.stored) // self.n_heads
+        n_values = per_head - self.nope
+        first, end = start // n_values, -(-stop // n_values)
+        stored = read_rows(self.stored, first * per_head, end * per_head)
+        values = stored.reshape(end - first, per_head, -1)[:, self.nope :].reshape(-1, stored.shape[1])
+        part: np.ndarray = values[start - first * n_values :][: stop - start]
         return part
 
 
@@ -92,13 +97,16 @@ def split_latents(stored: Mapping[str, StoredTensor], config: ModelConfig) -> di
                 f"tensor {joined} has the shape {shown(list(tensor.shape))}, expected {list(shape)} by the "
                 "configuration. The configuration belongs to another model, or the file is damaged."
             )
-        blocks = tensor.data.reshape(heads, latent.nope + latent.value, -1)
+        both = tensor.data.reshape(shape[0], -1) if tensor.view is None else tensor.view
         exact = tensor.format if tensor.format in FLOAT_FORMATS else "F32"
         none = tensor.data[:0]
         tensors[keys] = StoredTensor(
-            (heads * latent.rank, latent.nope), exact, none, KeyRows(blocks, tensor.format, latent.nope, latent.rank)
+            (heads * latent.rank, latent.nope),
+            exact,
+            none,
+            KeyRows(both, heads, tensor.format, latent.nope, latent.rank),
         )
         tensors[values] = StoredTensor(
-            (heads * latent.value, latent.rank), tensor.format, none, ValueRows(blocks, latent.nope)
+            (heads * latent.value, latent.rank), tensor.format, none, ValueRows(both, heads, latent.nope)
         )
     return tensors

@@ -18,10 +18,12 @@ from pathlib import Path
 import numpy as np
 
 from llmcl.architectures.config import ModelConfig, config_from_hf
+from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, read_view, reading
 from llmcl.checkpoint.interleaved import interleaved_parts
 from llmcl.checkpoint.latent import split_latents
+from llmcl.checkpoint.packed import with_scales
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
@@ -47,8 +49,6 @@ _WRAPPERS = {
 }
 # Ends of the names that quantisers give to their tensors.
 _QUANTISERS = {
-    ".qweight": "AWQ or GPTQ",
-    ".weight_packed": "compressed-tensors",
     ".weight_scale_inv": "an FP8 format",
     ".weight_scale": "ModelOpt or an FP8 format",
     ".scales": "MLX",
@@ -73,10 +73,12 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     config = config_from_hf(config_json, generation_config)
     stored = _read_folder_tensors(folder)
     _check_not_wrapped(stored)
+    family = FAMILIES[config.architecture]
+    if not family.quant_methods:
+        stored = with_scales(stored, quantization_from_hf(config_json), config.dtype)
     _check_not_quantised(stored)
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
-    family = FAMILIES[config.architecture]
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
     stored = _renamed(stored, family.modules)
     if family.drafting_layers:
@@ -104,7 +106,7 @@ def _check_not_wrapped(stored: Mapping[str, StoredTensor]) -> None:
 
 
 def _check_not_quantised(stored: Mapping[str, StoredTensor]) -> None:
-    """Raises UnsupportedModelError for weights that a quantiser wrote, also if config.json does not say so."""
+    """Raises UnsupportedModelError for weights that a quantiser wrote, and that `with_scales` left."""
     for name in stored:
         for end, quantiser in _QUANTISERS.items():
             if name.endswith(end):
@@ -129,7 +131,7 @@ def _with_head(config: ModelConfig, stored: Mapping[str, StoredTensor]) -> Model
 
 
 def _equal(a: StoredTensor, b: StoredTensor) -> bool:
-    if (a.shape, a.format, len(a.data)) != (b.shape, b.format, len(b.data)):
+    if (a.shape, a.format, len(a.data)) != (b.shape, b.format, len(b.data)) or a.view is not b.view:
         return False
     starts = range(0, len(a.data), _COMPARED_BYTES)
     return all(np.array_equal(a.data[i : i + _COMPARED_BYTES], b.data[i : i + _COMPARED_BYTES]) for i in starts)

@@ -44,6 +44,11 @@ class StoredTensor:
     view: RowView | None = None  # assembles the rows
 
 
+def read_rows(rows: np.ndarray | RowView, start: int, stop: int) -> np.ndarray:
+    """Reads rows that are mapped or assembled."""
+    return read_view(rows[start:stop]) if isinstance(rows, np.ndarray) else rows[start:stop]
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """A tensor in the model."""
@@ -104,7 +109,7 @@ class Checkpoint:
         rows = self._rows[name]
         if not 0 <= start <= stop <= len(rows):
             raise IndexError(f"rows {start}:{stop} of {name}, which has {len(rows)}")
-        return read_view(rows[start:stop]) if isinstance(rows, np.ndarray) else rows[start:stop]
+        return read_rows(rows, start, stop)
 
     def array(self, name: str) -> np.ndarray:
         """Returns the whole tensor, float32 [shape], with rows in Hugging Face order (see `TensorInfo`).

@@ -52,6 +52,7 @@ def _lines(listed: dict[str, Any]) -> list[str]:
         "bf16, Q4: memory of the weights, in GGUF's Q4_0 for Q4. Keys and values of the context come on top.",
         f"text part of models with images: {parts}",
         f"safetensors: {', '.join(formats['safetensors'])}",
+        f"quantised safetensors: {', '.join(formats['quant_methods'])}",
         f"GGUF: {', '.join(formats['gguf'])}",
         f"--quantize: {', '.join(formats['quantize'])}",
         f"--kv-dtype: {', '.join(formats['kv_cache'])}",

@@ -85,6 +85,7 @@ def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:
             f"a folder cannot be made of the text part of {shown(config['model_type'])}, a model with images; use "
             "--quantize while loading it, or a GGUF file"
         )
+    config.pop("quantization_config", None)  # the matrices are floats now
     config["dtype" if "dtype" in config else "torch_dtype"] = dtype
     files: dict[str, str | Path] = {}
     for path in sorted(folder.iterdir()):

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmcl.checkpoint import Checkpoint
-from llmcl.checkpoint.formats import FLOAT_FORMATS, dequantize, row_bytes
+from llmcl.checkpoint.formats import FLOAT_FORMATS, dequantize, encode_floats, row_bytes
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.errors import CheckpointError
 
@@ -67,21 +67,13 @@ def encode(values: np.ndarray, format: str) -> np.ndarray:
     """Encodes float32 [n, k] as stored rows, uint8 [n, row_bytes]. Raises CheckpointError for a nonfinite result."""
     if format not in FLOAT_FORMATS:
         return quantize_rows(values, format)
-    stored: np.ndarray
-    if format == "BF16":
-        bits = values.view(np.uint32)
-        stored = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype("<u2")  # to nearest, ties to even
-        finite = (stored & 0x7F80) != 0x7F80
-    else:
-        with np.errstate(over="ignore"):
-            stored = values.astype("<f4" if format == "F32" else "<f2")
-        finite = np.isfinite(stored)
-    if not (finite.all() and np.isfinite(values).all()):
+    stored = encode_floats(values, format)
+    if not (np.isfinite(dequantize(format, stored)).all() and np.isfinite(values).all()):
         raise CheckpointError(
             f"a weight is NaN, infinite or too large for {FLOAT_FORMATS[format]}; expected finite weights"
             + ("; use --dtype bfloat16" if format == "F16" else "")
         )
-    return np.ascontiguousarray(stored).view(np.uint8).reshape(len(values), -1)
+    return stored
 
 
 def synced(path: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from llmcl.architectures import families
 from llmcl.architectures.config import limits
+from llmcl.architectures.config.quantization import METHODS
 from llmcl.architectures.config.rope import KINDS
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.architectures.families.blocks import (
@@ -52,6 +53,7 @@ def supported_models() -> dict[str, Any]:
         "text_parts": {name: part.family for name, part in TEXT_PARTS.items()},
         "formats": {
             "safetensors": list(FLOAT_FORMATS),
+            "quant_methods": list(METHODS),
             "gguf": list(FORMATS),
             "quantize": list(QUANTIZE_FORMATS),
             "kv_cache": list(KV_DTYPES),
@@ -82,7 +84,7 @@ def _described(name: str, family: Family, examples: list[dict[str, Any]]) -> dic
         "about": about,
         "examples": examples,
         "features": _features(family),
-        "safetensors": [*FLOAT_FORMATS, *(method.upper() for method in family.quant_methods)],
+        "safetensors": [*FLOAT_FORMATS, *(method.upper() for method in family.quant_methods or METHODS)],
     }
 
 

@@ -140,7 +140,7 @@ def test_n_parameters(tied):
         ({"head_dim": 40}, "head_dim 40"),
         ({"hidden_size": 580, "head_dim": 64}, "hidden_size 580"),
         ({"intermediate_size": 100}, "intermediate_size 100"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "'gptq'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "'hqq'"),
         ({"num_local_experts": 8}, "experts"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"num_attention_heads": 4096, "num_key_value_heads": 1, "head_dim": 1024}, "4096 heads of 1024"),

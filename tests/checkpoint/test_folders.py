@@ -154,10 +154,8 @@ def test_adapters_are_named(sharded: Path, file: str) -> None:
 @pytest.mark.parametrize(
     ("names", "what"),
     [
-        (("qweight", "qzeros", "scales"), "AWQ or GPTQ"),
         (("weight", "scales", "biases"), "MLX"),
         (("weight", "weight_scale", "input_scale"), "ModelOpt"),
-        (("weight_packed", "weight_scale", "weight_shape"), "compressed-tensors"),
         (("weight", "weight_scale_inv"), "an FP8 format"),
     ],
 )

@@ -53,9 +53,9 @@ def models(hf_files, gguf_files, tmp_path_factory) -> dict[str, dict[str, bytes]
         "org/gguf": {"README.md": b"x", "m.gguf": (folder / "m.gguf").read_bytes(), "sub/n.gguf": b"GGUF"},
         "org/empty": {"README.md": b"x"},
         "org/mamba": {**files("tiny"), "config.json": json.dumps({**hf_files.config, "model_type": "mamba"}).encode()},
-        "org/awq": {
+        "org/hqq": {
             **sharded,
-            "config.json": json.dumps({**hf_files.config, "quantization_config": {"quant_method": "awq"}}).encode(),
+            "config.json": json.dumps({**hf_files.config, "quantization_config": {"quant_method": "hqq"}}).encode(),
         },
     }
 
@@ -94,7 +94,7 @@ def test_only_what_is_needed_is_downloaded_with_progress(server, tmp_path, model
     open_checkpoint(str(folder))
 
 
-@pytest.mark.parametrize(("name", "missing"), [("mamba", "architecture 'mamba'"), ("awq", "quantised by 'awq'")])
+@pytest.mark.parametrize(("name", "missing"), [("mamba", "architecture 'mamba'"), ("hqq", "quantised by 'hqq'")])
 def test_weights_of_a_model_that_is_not_supported_are_not_downloaded(name, missing, server, tmp_path):
     hub = Hub(f"org/{name}", endpoint=server.url, cache_dir=tmp_path)
     with pytest.raises(UnsupportedModelError, match=f"org/{name}: .*{missing}"):

@@ -147,7 +147,7 @@ def test_hostile_gguf(tmp_path: Path, fails: Failing) -> None:
         ({"num_experts": 8}, "num_experts"),
         ({"hidden_act": "gelu"}, "gelu"),
         ({"rope_parameters": {"rope_type": "su", "rope_theta": 1e4}}, "su"),
-        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": {"quant_method": "hqq"}}, "hqq"),
     ],
 )
 def test_models_that_need_more_than_llmcl_has(

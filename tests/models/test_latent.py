@@ -362,7 +362,7 @@ def test_yarn_widens_the_scores() -> None:
         ({"n_group": 2, "topk_group": 4}, CheckpointError, "topk_group is 4"),
         ({"mlp_layer_types": ["sparse"]}, CheckpointError, "mlp_layer_types .* for each of 47 layers"),
         ({"scoring_func": "softmax"}, UnsupportedModelError, "scoring_func 'softmax'"),
-        ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "quantised by 'fp8'"),
+        ({"quantization_config": {"quant_method": "hqq"}}, UnsupportedModelError, "quantised by 'hqq'"),
     ],
 )
 def test_what_is_refused(changes: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -21,6 +21,7 @@ from llmcl.architectures.config.layer_inputs import input_size_from_hf, keys_of_
 from llmcl.architectures.config.lfm2 import lfm2_keys
 from llmcl.architectures.config.missing import refuse_architecture
 from llmcl.architectures.config.model_config import ModelConfig, checked
+from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.config.recurrent import recurrent_from_hf
 from llmcl.architectures.config.rope import query_scale_from_hf, rope_from_hf
@@ -222,13 +223,7 @@ def _refuse_features(read: Reader, family: Family) -> None:
     key, known = _ACTIVATIONS[mlp.activation]
     if (activation := read.text(key, default=known[0])) not in known:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
-    if (quantization := read.table("quantization_config")) is not None:
-        method = quantization.get("quant_method", "unknown")
-        if method not in family.quant_methods:
-            unsupported(
-                f"safetensors quantised by {shown(method)} (quantization_config)",
-                "use the original bfloat16 or float16 checkpoint, or a GGUF file",
-            )
+    quantization_from_hf(read.values, family.quant_methods)
     for name, value in family.fixed.items():
         if (actual := read.get(name, value)) != value:
             unsupported(f"{name} {shown(actual)}", f"it supports {value}")
