@@ -13,16 +13,16 @@ llmcl rounds neither to 8-bit floats.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 
 from llmcl.architectures.config.quantization import Quantization
 from llmcl.checkpoint.files import parse_json, read_view
-from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
+from llmcl.checkpoint.formats import FLOAT_FORMATS
 from llmcl.checkpoint.low_bits import FP4
 from llmcl.checkpoint.scaled import Columns, RowSource, by_column, e4m3, fields, float32_of, scaled_weight
-from llmcl.checkpoint.tensors import StoredTensor
+from llmcl.checkpoint.tensors import StoredTensor, TensorInfo
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 
 _log = logging.getLogger(__name__)
@@ -46,9 +46,9 @@ def with_scales(
     Raises CheckpointError for parts that do not fit together, and UnsupportedModelError for an unknown packing.
     """
     float_format = next(format for format, name in FLOAT_FORMATS.items() if name == dtype)
+    is_quantized = quantization is not None
     quantization = quantization or Quantization("none")
     tensors = {**stored}
-    n_expanded = 0
     for name in stored:
         prefix, _, kind = name.rpartition(".")
         if kind not in ("weight", "weight_packed", "qweight"):
@@ -56,17 +56,21 @@ def with_scales(
         weight = _Packed(prefix, tensors, quantization, float_format).read(kind)
         if weight is not None:
             tensors[f"{prefix}.weight"] = weight
-            n_expanded += weight.shape[0] * weight.shape[1] if weight.format in FLOAT_FORMATS else 0
-    if len(tensors) < len(stored):
+    if is_quantized or len(tensors) < len(stored):
         tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(_UNUSED)}
-    if n_expanded:
+    return tensors
+
+
+def warn_if_expanded(infos: Iterable[TensorInfo], stored: Mapping[str, StoredTensor]) -> None:
+    """Says what expanded weights take. infos: the model's tensors. stored: the folder's."""
+    expanded = [info for info in infos if stored[info.name].view is not None and info.format in FLOAT_FORMATS]
+    if expanded:
         _log.warning(
             "the packed weights are expanded to %s, because no format of the device holds them exactly: they take "
-            "%.2f GB there; --quantize makes them smaller",
-            dtype,
-            n_expanded * FORMATS[float_format].nbytes / 1e9,
+            "%.3g GB there; --quantize makes them smaller",
+            FLOAT_FORMATS[expanded[0].format],
+            sum(info.n_bytes for info in expanded) / 1e9,
         )
-    return tensors
 
 
 class _Packed:
@@ -270,8 +274,9 @@ class _Packed:
 
         def rows_of(packed: np.ndarray, start: int, stop: int) -> np.ndarray:
             first = start // 8
-            split = fields(read_view(packed[:, first : -(-stop // 8)]), 4, _AWQ_ORDER).reshape(len(packed), -1)
-            return split[:, start - 8 * first :][:, : stop - start].T
+            transposed = np.ascontiguousarray(read_view(packed[:, first : -(-stop // 8)]).T)
+            split = fields(transposed, 4, _AWQ_ORDER).swapaxes(1, 2).reshape(-1, len(packed))
+            return split[start - 8 * first :][: stop - start]
 
         return self._integers(
             (n, k),
@@ -345,7 +350,8 @@ class _Packed:
         A scale covers a block of the flattened weight. With double quantisation, scales are places in a second table
         with scales of its own, less their mean.
         """
-        state_name = next((f"weight.quant_state.bitsandbytes__{n}" for n in ("nf4", "fp4") if self._has_state(n)), "")
+        kind = "fp4" if self._has("weight.quant_state.bitsandbytes__fp4") else "nf4"
+        state_name = f"weight.quant_state.bitsandbytes__{kind}"
         state = parse_json(read_view(self._take(state_name, ("U8",), 1)).tobytes(), state_name)
         shape, block = state.get("shape"), state.get("blocksize")
         packed = self._take("weight", ("U8",), 2).reshape(-1)
@@ -388,6 +394,3 @@ class _Packed:
             return values
 
         return scaled_weight((n, k), numbers, scales, block, self.float_format)
-
-    def _has_state(self, kind: str) -> bool:
-        return self._has(f"weight.quant_state.bitsandbytes__{kind}")

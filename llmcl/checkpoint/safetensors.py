@@ -23,7 +23,7 @@ from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, read_view, reading
 from llmcl.checkpoint.interleaved import interleaved_parts
 from llmcl.checkpoint.latent import split_latents
-from llmcl.checkpoint.packed import with_scales
+from llmcl.checkpoint.packed import warn_if_expanded, with_scales
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
 from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
@@ -74,8 +74,10 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     stored = _read_folder_tensors(folder)
     _check_not_wrapped(stored)
     family = FAMILIES[config.architecture]
+    is_packed = False
     if not family.quant_methods:
         stored = with_scales(stored, quantization_from_hf(config_json), config.dtype)
+        is_packed = any(tensor.view is not None for tensor in stored.values())
     _check_not_quantised(stored)
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
@@ -83,7 +85,24 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     stored = _renamed(stored, family.modules)
     if family.drafting_layers:
         stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, config.n_layers)}
-    return Checkpoint(name, folder, _with_head(config, stored), split_latents(stored, config))
+    stored = split_latents(stored, config)
+    checkpoint = Checkpoint(name, folder, _with_head(config, stored), stored)
+    if is_packed:
+        warn_if_expanded(checkpoint.tensors.values(), stored)
+    return checkpoint
+
+
+def quant_method(folder: Path) -> str | None:
+    """Returns the method in a folder's quantization_config, or None if config.json is missing, damaged or has none."""
+    try:
+        settings = read_json(folder / "config.json")
+    except CheckpointError:
+        return None
+    for values in (settings, settings.get("text_config")):
+        table = values.get("quantization_config") if isinstance(values, dict) else None
+        if isinstance(table, dict) and isinstance(table.get("quant_method"), str):
+            return one_line(table["quant_method"], 40)
+    return None
 
 
 def check_no_adapter(files: Collection[str]) -> None:

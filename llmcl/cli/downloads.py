@@ -67,6 +67,7 @@ def list_(format: opt.Format = "text") -> None:
 def show(model: ModelName, offline: opt.Offline = False, format: opt.Format = "text") -> None:
     """Describe a model: family, parameters, formats of its weights, context and size. Downloads it if need be."""
     from llmcl.checkpoint import open_checkpoint
+    from llmcl.checkpoint.safetensors import quant_method
     from llmcl.cli.loading import progress_bar
 
     with progress_bar(False) as progress:
@@ -86,6 +87,8 @@ def show(model: ModelName, offline: opt.Offline = False, format: opt.Format = "t
         "hidden size": config.hidden_size,
         "vocabulary": config.vocab_size,
     }
+    if checkpoint.path.is_dir() and (method := quant_method(checkpoint.path)):
+        described["quantised by"] = method
     if format == "json":
         print(json_text.dumps(described))
         return
@@ -147,6 +150,7 @@ def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
     """Yields the cached models by name, skipping entries without weights."""
     from llmcl.checkpoint.gguf import part_names
     from llmcl.checkpoint.hub import quantisation
+    from llmcl.checkpoint.safetensors import quant_method
 
     repos = cache.repos if cache is not None else ()
     for repo in sorted(repos, key=lambda repo: repo.repo_id.lower()):
@@ -166,7 +170,8 @@ def _downloaded(cache: HFCacheInfo | None) -> Iterator[Downloaded]:
         weights = [file for file in revision.files if file.file_name.endswith(".safetensors")]
         if weights:
             size = sum(file.size_on_disk for file in revision.files if not file.file_name.endswith(".gguf"))
-            yield Downloaded(repo.repo_id, "safetensors", size, used, (revision.snapshot_path,))
+            kind = f"safetensors {quant_method(revision.snapshot_path) or ''}".strip()
+            yield Downloaded(repo.repo_id, kind, size, used, (revision.snapshot_path,))
 
 
 def _delete(cache: HFCacheInfo | None, chosen: list[Downloaded]) -> None:

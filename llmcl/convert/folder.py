@@ -22,6 +22,7 @@ from llmcl.errors import UnsupportedModelError, shown
 from llmcl.tokenizer import gguf_tokenizer
 
 _KEPT_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".md")
+_QUANTISERS_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")  # the result is not packed
 _MAX_KEPT_BYTES = 64 << 20
 
 
@@ -74,7 +75,11 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
 def is_kept(name: str) -> bool:
     """Whether a file with this name is copied from folder to folder."""
     is_hidden = name.startswith(".") or name.endswith(".index.json")
-    return not is_hidden and (name.endswith(_KEPT_SUFFIXES) or name.startswith("LICENSE"))
+    return (
+        not is_hidden
+        and name not in _QUANTISERS_FILES
+        and (name.endswith(_KEPT_SUFFIXES) or name.startswith("LICENSE"))
+    )
 
 
 def _files_of_folder(folder: Path, dtype: str) -> dict[str, str | Path]:

@@ -335,10 +335,29 @@ def test_rows_that_are_assembled_are_split_for_latent_attention(tmp_path: Path) 
             np.testing.assert_array_equal(packed.rows(name, *rows), plain.rows(name, *rows), name)
 
 
+def test_the_text_part_of_a_model_with_images_may_be_packed(tmp_path: Path) -> None:
+    """Ministral 3 as published: FP8 with a scale per tensor, and a tower for images in bfloat16."""
+    config = FAMILIES["ministral3"]
+    expected = packed_folder(tmp_path, None, static_fp8, "bfloat16", config)
+    tensors = {f"language_model.{name}": part for name, part in load_file(tmp_path / "model.safetensors").items()}
+    tensors["vision_tower.patch_conv.weight"] = torch.zeros(3, 3, dtype=BF16)
+    save_file(tensors, tmp_path / "model.safetensors")
+    text = json.loads((tmp_path / "config.json").read_text())
+    whole = {"model_type": "mistral3", "dtype": "bfloat16", "text_config": text, "quantization_config": FP8_STATIC}
+    whole["tie_word_embeddings"] = config.tie_embeddings
+    (tmp_path / "config.json").write_text(json.dumps(whole))
+    with open_checkpoint(str(tmp_path)) as checkpoint:
+        assert checkpoint.tensors.keys() == expected.keys()
+        for name, weight in expected.items():
+            np.testing.assert_array_equal(checkpoint.array(name), rounded_as("BF16", weight), name)
+
+
 def test_a_conversion_holds_the_unpacked_weights(tmp_path: Path) -> None:
     quantization, packing, dtype, _ = CASES["gptq-zeros"]
     expected = packed_folder(tmp_path / "model", quantization, packing, dtype)
+    (tmp_path / "model" / "quantize_config.json").write_text("{}")
     convert(str(tmp_path / "model"), tmp_path / "floats", dtype="float32")
+    assert not (tmp_path / "floats" / "quantize_config.json").exists()
     assert "quantization_config" not in json.loads((tmp_path / "floats" / "config.json").read_text())
     with open_checkpoint(str(tmp_path / "floats")) as checkpoint:
         for name, weight in expected.items():

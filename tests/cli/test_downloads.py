@@ -8,9 +8,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 from fake_hub import COMMIT, FakeHub
 from huggingface_hub import constants
+from safetensors.numpy import save_file
 
 CONFIG = {"model_type": "llama", "vocab_size": 99, "hidden_size": 64, "intermediate_size": 96, "rms_norm_eps": 1e-5}
 CONFIG |= {"num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 128}
@@ -54,6 +56,32 @@ def test_list_names_what_can_be_run(
     }
     assert invoke("list") == 0
     assert "2.0 MB" in capsys.readouterr().out
+
+
+def test_list_and_show_name_the_quantisation_of_safetensors(
+    cache: Path, invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = cache / "models--org--plain" / "snapshots" / COMMIT
+    settings = CONFIG | {"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}
+    for config, format in ((settings, "safetensors awq"), ({"text_config": settings}, "safetensors awq")):
+        (folder / "config.json").write_text(json.dumps(config))
+        assert listed(invoke, capsys)["org/plain"][0] == format
+    (folder / "config.json").write_text(json.dumps(settings))
+    shapes = {"model.embed_tokens": (99, 64), "model.norm": (64,), "lm_head": (99, 64)}
+    shapes |= {f"model.layers.0.{name}_layernorm": (64,) for name in ("input", "post_attention")}
+    tensors = {f"{name}.weight": np.ones(shape, np.float16) for name, shape in shapes.items()}
+    sizes = {"self_attn.q": (64, 64), "self_attn.k": (64, 32), "self_attn.v": (64, 32), "self_attn.o": (64, 64)}
+    sizes |= {"mlp.gate": (64, 96), "mlp.up": (64, 96), "mlp.down": (96, 64)}
+    for name, (k, n) in sizes.items():
+        module, groups = f"model.layers.0.{name}_proj.", k // 32
+        tensors[module + "qweight"] = np.zeros((k, n // 8), np.int32)
+        tensors[module + "qzeros"] = np.arange(groups * n // 8, dtype=np.int32).reshape(groups, -1)
+        tensors[module + "scales"] = np.ones((groups, n), np.float16)
+    save_file(tensors, folder / "model.safetensors")
+    assert invoke("show", str(folder), "--format", "json") == 0
+    described = json.loads(capsys.readouterr().out)
+    assert described["quantised by"] == "awq"
+    assert described["weights"]["Q5_0"] == sum(k * n for k, n in sizes.values()) * 22 // 32
 
 
 def test_rm_deletes_what_is_named_and_nothing_else(
