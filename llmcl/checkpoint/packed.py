@@ -168,7 +168,7 @@ class _Packed:
         scales, columns = self._scales(scale, shape, factor)
         bounds: tuple[int, int] | None = None if is_float else (-128, 127)
         zeros = None
-        if self._has("weight_zero_point"):
+        if self._has("weight_zero_point") or (self.quantization.has_zeros and not is_float):
             zeros = self._take("weight_zero_point", ("I8", "F8_E4M3"), 2)
             self._check_shape("weight_zero_point", zeros, (shape[0], shape[1] // columns))
             zeros = zeros if read_view(zeros).any() else None
@@ -226,10 +226,10 @@ class _Packed:
             )
         scales, columns = self._scales("weight_scale", (n, k))
         zeros: RowSource | None = None
-        if self._has("weight_zero_point"):
+        if self.quantization.has_zeros or self._has("weight_zero_point"):
             zeros = self._packed_zeros(bits, n, k // columns)
         groups: Columns = columns
-        if self._has("weight_g_idx"):
+        if self.quantization.has_groups or self._has("weight_g_idx"):
             groups = self._groups("weight_g_idx", columns, k)
 
         def codes(start: int, stop: int) -> np.ndarray:
@@ -240,7 +240,7 @@ class _Packed:
     def _packed_zeros(self, bits: int, n: int, n_groups: int) -> RowSource:
         """Takes zero points: int8, or unsigned with neighbouring rows in a word."""
         name, per_word = "weight_zero_point", 32 // bits
-        if self.tensors[f"{self.prefix}.{name}"].format == "I8":
+        if self._has(name) and self.tensors[f"{self.prefix}.{name}"].format == "I8":
             plain = self._take(name, ("I8",), 2)
             self._check_shape(name, plain, (n, n_groups))
             return lambda start, stop: read_view(plain[start:stop]).astype(np.int16) + (1 << bits - 1)
@@ -298,7 +298,8 @@ class _Packed:
         k = words.shape[0] * per_word
         scales, columns = self._transposed_scales(n, k)
         self._check_shape("qzeros", zero_words, (k // columns, n // per_word))
-        groups = self._groups("g_idx", columns, k) if self._has("g_idx") else columns
+        has_groups = self.quantization.has_groups or self._has("g_idx")
+        groups = self._groups("g_idx", columns, k) if has_groups else columns
 
         def codes(start: int, stop: int) -> np.ndarray:
             split = fields(read_view(words[:, start:stop]), bits)

@@ -226,6 +226,8 @@ FP8_STATIC = {"quant_method": "fp8", "activation_scheme": "static", "weight_bloc
 CT_FP8 = compressed("float-quantized", type="float", num_bits=8, strategy="channel", symmetric=True)
 CT_INT8 = compressed("int-quantized", type="int", num_bits=8, strategy="channel", symmetric=True)
 CT_INT4 = compressed("pack-quantized", type="int", num_bits=4, strategy="group", group_size=32, symmetric=True)
+CT_ZEROS4 = compressed("pack-quantized", type="int", num_bits=4, strategy="group", group_size=64, symmetric=False)
+CT_ORDER4 = compressed("pack-quantized", type="int", num_bits=4, group_size=32, symmetric=False, actorder="group")
 CT_PACKED8 = by_group(as_compressed(8, False), 8, 0, BF16, False)
 CT_ZEROS8 = by_group(as_compressed(8, True), 8, 0, BF16, True)
 NVFP4 = nvfp4("weight_global_scale")
@@ -252,8 +254,8 @@ CASES: dict[str, tuple[dict[str, Any], Packing, str, str]] = {
     "ct-int8": (CT_INT8, by_group(as_int8, 8, 0, BF16, False), "bfloat16", "Q8_0"),
     "ct-int8-float32-scales": (CT_INT8, by_group(as_int8, 8, 0, F32, False), "bfloat16", "BF16"),
     "ct-int4": (CT_INT4, by_group(as_compressed(4, False), 4, 32, BF16, False), "bfloat16", "Q4_0"),
-    "ct-int4-zeros": (CT_INT4, by_group(as_compressed(4, True), 4, 64, BF16, True), "bfloat16", "Q5_0"),
-    "ct-int4-act-order": (CT_INT4, by_group(as_compressed(4, True), 4, 32, BF16, True, True), "bfloat16", "BF16"),
+    "ct-int4-zeros": (CT_ZEROS4, by_group(as_compressed(4, True), 4, 64, BF16, True), "bfloat16", "Q5_0"),
+    "ct-int4-act-order": (CT_ORDER4, by_group(as_compressed(4, True), 4, 32, BF16, True, True), "bfloat16", "BF16"),
     "ct-int4-narrow": (CT_INT4, by_group(as_compressed(4, False), 4, 16, BF16, False), "bfloat16", "BF16"),
     "ct-int8-packed": (CT_INT8 | {"format": "pack-quantized"}, CT_PACKED8, "bfloat16", "Q8_0"),
     "ct-int8-zeros": (CT_INT8 | {"format": "pack-quantized"}, CT_ZEROS8, "bfloat16", "BF16"),
@@ -407,6 +409,10 @@ def test_other_packings_are_refused_by_the_configuration(quantization: dict[str,
         ("ct-int4", CT_INT4, {"weight_g_idx": torch.arange(128, dtype=torch.int32)}, "groups 0 to 127"),
         ("gptq", gptq(4), {"scales": torch.ones(4, 7, dtype=F16)}, "scales"),
         ("gptq", gptq(4), {"qzeros": None}, "qzeros' is missing"),
+        # Without these the values would be others, or in another order.
+        ("gptq", gptq(4, desc_act=True), {"g_idx": None}, "g_idx' is missing"),
+        ("ct-int4-zeros", CT_ZEROS4, {"weight_zero_point": None}, "weight_zero_point' is missing"),
+        ("ct-int4-act-order", CT_ORDER4, {"weight_g_idx": None}, "weight_g_idx' is missing"),
         ("fp8-static", FP8_STATIC, {"weight_scale_inv": None}, "has the format F8_E4M3"),
         ("nf4", {"quant_method": "bitsandbytes"}, {"weight.absmax": torch.ones(3)}, r"\[3\]"),
     ],

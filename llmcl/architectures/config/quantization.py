@@ -24,6 +24,8 @@ class Quantization:
     method: str
     block: tuple[int, int] | None = None  # rows and columns under one scale; None: follows from the shapes
     zero_offset: int = 0  # added to stored zero points
+    has_zeros: bool = False  # every weight has zero points
+    has_groups: bool = False  # every weight lists its columns' groups
 
 
 def quantization_from_hf(config: Mapping[str, Any], of_family: tuple[str, ...] = ()) -> Quantization | None:
@@ -98,7 +100,7 @@ def _compressed(table: Reader) -> Quantization:
         _check_one_of(sparsity, "format", "dense")
     if table.get("transform_config", {}):
         unsupported("weights rotated before quantising (transform_config of quantization_config)", _REMEDY)
-    block = None
+    block, integers = None, list[Reader]()
     groups = table.table("config_groups") or Reader({}, "")
     for name in groups.values:
         if (group := groups.table(name)) is None:
@@ -109,8 +111,16 @@ def _compressed(table: Reader) -> Quantization:
         is_float = weights.get("type", "int") == "float"
         if weights.get("num_bits") not in (4, 8):
             _refuse(table, "num_bits", weights.get("num_bits"))
-        block = _block(weights, "block_structure") if is_float else block
-    return Quantization("compressed-tensors", block)
+        if is_float:
+            block = _block(weights, "block_structure")
+        else:
+            integers.append(weights)
+    return Quantization(
+        "compressed-tensors",
+        block,
+        has_zeros=bool(integers) and not any(weights.flag("symmetric", default=True) for weights in integers),
+        has_groups=bool(integers) and all(weights.get("actorder") == "group" for weights in integers),
+    )
 
 
 def _awq(table: Reader) -> Quantization:
@@ -126,7 +136,8 @@ def _gptq(table: Reader) -> Quantization:
     _check_one_of(table, "bits", 4, 8)
     _check_one_of(table, "checkpoint_format", "gptq", "gptq_v2")
     # The first version of the format stores zero points less one.
-    return Quantization("gptq", zero_offset=int(table.get("checkpoint_format", "gptq") == "gptq"))
+    is_first = table.get("checkpoint_format", "gptq") == "gptq"
+    return Quantization("gptq", zero_offset=int(is_first), has_groups=table.flag("desc_act", default=False))
 
 
 _METHODS = {
