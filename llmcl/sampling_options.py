@@ -14,6 +14,7 @@ from typing import Annotated, Any, get_type_hints
 from llmcl.errors import UsageError, shown
 
 MAX_INT = (1 << 31) - 1
+DRY_BREAKERS = ("\n", ":", '"', "*")  # llama.cpp's
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,26 @@ class SamplingOptions:
         help="Penalty for each time that a token is already in the answer; 0: off.",
         expected="-100 to 100; 0 is off", typed="a number from -100 to 100 (0: off)",
     )] = 0.0
+    dry_multiplier: Annotated[float, Parameter(
+        ("--dry-multiplier",), "M", 0, 100,
+        help="DRY: penalty for a token that would continue a repetition, such as 0.8; 0: off.",
+        expected="0 (off) to 100", typed="a number from 0 (off) to 100",
+    )] = 0.0
+    dry_base: Annotated[float, Parameter(
+        ("--dry-base",), "B", 1, 100,
+        help="DRY's penalty grows by this factor with each further token that is repeated.",
+        expected="1 to 100", typed="a number from 1 to 100",
+    )] = 1.75
+    dry_allowed_length: Annotated[int, Parameter(
+        ("--dry-allowed-length",), "N", 0, MAX_INT,
+        help="Tokens that may be repeated without DRY's penalty.",
+        expected="0 to 2^31 - 1", typed="a whole number, 0 to 2^31 - 1",
+    )] = 2
+    dry_penalty_last_n: Annotated[int, Parameter(
+        ("--dry-penalty-last-n",), "N", 0, MAX_INT, off=-1,
+        help="Tokens that DRY looks back at, prompt included; 0: off; -1: all.",
+        expected="0 (off) to 2^31 - 1, or -1 (all)", typed="a whole number, 0 (off) to 2^31 - 1, or -1 (all)",
+    )] = -1
     typical_p: Annotated[float, Parameter(
         ("--typical", "--typical-p"), "P", 0, 1, above=True, http_meanings={0: LEAST}, config_key="typical_p",
         help="Sample from the tokens of the most typical surprise that reach probability P together; 1: off.",

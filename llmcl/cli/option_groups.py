@@ -65,11 +65,14 @@ class Sampling(SamplingOptions, _AnswerLength):
 
     stop: opt.Stop = None
     ignore_eos: opt.IgnoreEos = False
+    dry_sequence_breaker: opt.DryBreaker = None
 
     def values(self) -> dict[str, Any]:
         """Returns the options under the names used by `LLM.stream`."""
         options = asdict(self)
         options["stop"] = _stop_strings(self.stop, os.environ.get("LLMCL_STOP"))
+        if breakers := options.pop("dry_sequence_breaker"):
+            options["dry_sequence_breakers"] = () if breakers == ["none"] else tuple(breakers)
         return options
 
     def arguments(self, *, quiet: bool) -> dict[str, Any]:

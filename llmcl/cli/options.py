@@ -236,6 +236,16 @@ Stop = Annotated[
         help="End the answer before this text. Can be repeated.  [env var: LLMCL_STOP, one text]",
     ),
 ]
+DryBreaker = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--dry-sequence-breaker",
+        metavar="TEXT",
+        rich_help_panel=SAMPLING_PANEL,
+        help="DRY's repetitions end at this text. Can be repeated; none: nowhere.  "
+        "[default: line break, colon, double quote and asterisk]",
+    ),
+]
 IgnoreEos = Annotated[
     bool, option(SAMPLING_PANEL, "--ignore-eos", help="Continue after the model's end-of-text token.")
 ]

@@ -23,6 +23,11 @@ class AnswerSettings(TypedDict, total=False):
     repeat_window: int
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_penalty_last_n: int
+    dry_sequence_breakers: Sequence[str]
     typical_p: float
     top_n_sigma: float
     xtc_probability: float

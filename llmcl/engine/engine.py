@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 from weakref import finalize
 
+from llmcl.engine.dry_breakers import with_breakers
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, answer_options, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
@@ -271,10 +272,11 @@ class Engine:
         driver_calls.check()
         prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
+        tokenizer = llm.tokenizer if llm.has_tokenizer else None
         matcher = None if question.grammar is None else question.grammar.matcher()
         job = Job(
             prompt,
-            options.sampling.seeded(),
+            with_breakers(options.sampling.seeded(), options.dry_sequence_breakers, tokenizer),
             n_tokens,
             question.priority,
             matcher,
@@ -294,7 +296,6 @@ class Engine:
                 peak_device_bytes=device.peak_bytes,
             )
 
-        tokenizer = llm.tokenizer if llm.has_tokenizer else None
         writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats, shown=question.shown)
         answering = Answering(job, writer, give, wake)
         worker.submit(answering)

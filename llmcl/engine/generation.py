@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from llmcl.engine.dry_breakers import checked_breakers, with_breakers
 from llmcl.engine.logits_processor import LogitsProcessor, process_logits
 from llmcl.engine.matching import TokenMatcher, grammar_of
 from llmcl.engine.prompts import is_list
@@ -30,7 +31,7 @@ from llmcl.ops.sample import WHOLE, SamplingParams
 from llmcl.progress import Progress
 from llmcl.runtime.cores import cores_now
 from llmcl.runtime.preemptions import Preemptions
-from llmcl.sampling_options import PARAMETERS, SamplingOptions
+from llmcl.sampling_options import DRY_BREAKERS, PARAMETERS, SamplingOptions
 from llmcl.tokenizer import Tokenizer
 from llmcl.tokenizer.shown_text import ShownText
 from llmcl.tokenizer.text import StopMatcher
@@ -71,6 +72,7 @@ class AnswerOptions(SamplingOptions, _AnswerLength):
     stop_token_ids: Sequence[int] = ()  # further tokens that end the answer
     logit_bias: Mapping[int, float] | None = None
     logprobs: int | None = None
+    dry_sequence_breakers: Sequence[str] = DRY_BREAKERS
     schema: Any = None
     regex: str | None = None
     grammar: str | None = None
@@ -87,6 +89,7 @@ class AnswerOptions(SamplingOptions, _AnswerLength):
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         StopMatcher(self.stop)
+        object.__setattr__(self, "dry_sequence_breakers", checked_breakers(self.dry_sequence_breakers))
         object.__setattr__(self, "stop_token_ids", _checked_ids("stop_token_ids", self.stop_token_ids))
         check_function("logits_processor", self.logits_processor)
         _ = self.sampling
@@ -180,10 +183,11 @@ def token_ids(
     model.start_sampling(sequence)
     speculation.begin(prompt, params)
     model.prefill(sequence, prompt[sequence.position :], progress=progress)
+    model.remember_text(sequence)
 
     left = token_budget(model.cache.max_context, len(prompt), max_tokens)  # tokens not yet read
-    if params.logprobs is not None or params.logit_bias or processor is not None or params.mirostat:
-        speculation = NO_SPECULATION  # steps that verify a draft support none of the four
+    if not params.takes_drafts or processor is not None:
+        speculation = NO_SPECULATION
     step, drafted = _sample(model, sequence, on_logprob, matcher, processor), False
     preemptions = Preemptions(model.device.compute_units)
 
@@ -407,7 +411,7 @@ def pieces(
         )
 
     n_tokens = token_budget(model.cache.max_context, len(prompt), options.max_tokens)
-    params = options.sampling.seeded()
+    params = with_breakers(options.sampling.seeded(), options.dry_sequence_breakers, tokenizer)
     writer = PieceWriter(tokenizer, options, n_tokens, recorder, stats, shown=shown)
     logprob: LogProb | None = None
 

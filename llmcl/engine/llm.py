@@ -118,7 +118,8 @@ class LLM(PromptReader, SpeedTests):
         prompt. Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its
         `logprob`. stop: strings that end the answer and are not part of the answer. stop_token_ids: further tokens that
         end the answer. min_tokens: in the first min_tokens tokens, no stop token or end-of-text token ends the answer.
-        ignore_eos: no end-of-text token ever ends the answer. schema, regex, grammar, choices: a constraint for the
+        ignore_eos: no end-of-text token ever ends the answer. dry_sequence_breakers: strings at which a repetition ends
+        for DRY; without a tokenizer they have no effect. schema, regex, grammar, choices: a constraint for the
         answer, at most one (`llmcl.grammar.Grammar.of`); max_tokens may cut the answer before it matches.
         logits_processor(token_ids, logits) -> logits: a function that changes the logits before each token is chosen
         (engine/logits_processor.py); the logits are read from the device and written back. n: number of answers to the

@@ -54,10 +54,8 @@ class Job:
 
     @property
     def drafts(self) -> bool:
-        """Whether a step may verify a draft: it has no masks, biases, log-probabilities, processors or mirostat."""
-        params = self.params
-        plain = self.matcher is None and self.processor is None
-        return plain and params.logprobs is None and not params.logit_bias and not params.mirostat
+        """Whether a step may verify a draft: it has no masks and no processors."""
+        return self.matcher is None and self.processor is None and self.params.takes_drafts
 
     @property
     def n_scored(self) -> int:

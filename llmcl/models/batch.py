@@ -130,7 +130,7 @@ class Batch:
         self.invariant = invariant
         self.cell_tokens = (CELL_TOKENS if device.is_cpu else CELL_TOKENS_GPU) if invariant else 0
         self.n_steps = 0  # steps that sampled
-        self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state)
+        self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state, self.max_context)
         self._slots = Slots(model, self.step_state, self.sampler)
         self.decoding = BatchLaunches(model, self.step_state, self.sampler, invariant=invariant)
         self.max_rows = max_rows  # per step

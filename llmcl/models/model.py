@@ -103,7 +103,7 @@ class Model:
         self.splits = splits_of(device, config, cache.shape.kv_dtype)
         self.step = StepState(device, self.chunk, cache.table_entries)
         self.act = Activations.alloc(device, config, max(self.chunk, step_rows), self.splits, logit_rows)
-        self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step)
+        self.sampler = Sampler(device, self.act.logits, config.vocab_size, self.step, cache.max_context)
         self.step_position = 0  # position of the first token in the last enqueued launches
         self.decode_steps = 0  # enqueued since loading
 
@@ -237,7 +237,13 @@ class Model:
         if sequence.sampling.counts_tokens:
             self.sampler.count(sequence.answer(last))
         self.sampler.configure(sequence.sampling, mu=sequence.mu)
+        self.remember_text(sequence)
         self.step.restart_sampling(sequence.n_sampled)
+
+    def remember_text(self, sequence: SequenceState) -> None:
+        """Gives DRY the tokens in the cache. Call it when a prompt was read and before the answer begins."""
+        if sequence.sampling.repels:
+            self.sampler.dry.remember(sequence.token_ids)
 
     def sample(self, sequence: SequenceState) -> Callable[[], int]:
         """Samples the next token from `act.logits` and makes it the device's next input.

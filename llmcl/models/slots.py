@@ -81,6 +81,8 @@ class Slots:
             self._sampler.remember(sequence.token_ids, slot)
         if params.counts_tokens:
             self._sampler.count(sequence.answer(last), slot)
+        if params.repels:
+            self._sampler.dry.remember(sequence.token_ids, slot)
         self._ready.add(sequence)
 
     def enter(self, sequence: SequenceState) -> None:

@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from llmcl.kernels.common.cost import once
 from llmcl.kernels.common.sizes import columns_a_work_item, rolls_loops, widest_group
 from llmcl.kernels.common.step_state import StepState, for_rows
 from llmcl.kernels.table import op_launches
+from llmcl.ops.dry import Breakers, Dry
 from llmcl.ops.logit_bias import MAX_BIASES, LogitBias
 from llmcl.ops.logprobs import LogProbs, check_alternatives
 from llmcl.runtime.device import Buffer, Device, Launch
@@ -47,13 +49,14 @@ BEST_SCORE, ABOVE_THRESHOLD, LARGEST, FILTERED = range(4)  # all scores, above a
 
 @dataclass(frozen=True)
 class SamplingParams(SamplingOptions):
-    """How tokens are chosen. The samplers run in llama.cpp's order: penalties, top-n-sigma, top-k, typical-p, top-p,
-    min-p, XTC, temperature. Mirostat replaces all but the penalties and the temperature.
+    """How tokens are chosen. The samplers run in llama.cpp's order: penalties, DRY, top-n-sigma, top-k, typical-p,
+    top-p, min-p, XTC, temperature. Mirostat replaces all but the penalties, DRY and the temperature.
 
     Raises UsageError if a value is out of range, or would be 0 or infinite in float32.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added before all else
+    dry_breakers: Breakers | None = None  # where DRY's repetitions end; None: nowhere
     logprobs: int | None = None  # alternatives per chosen token, 0 to MAX_TOP; None: no log-probabilities
 
     def __post_init__(self) -> None:
@@ -81,6 +84,16 @@ class SamplingParams(SamplingOptions):
         """Tells whether sampling needs a sampler of survivors.cl."""
         dropped = self.typical_p < 1 or self.top_n_sigma > 0 or self.xtc_probability > 0
         return self.temperature > 0 and (dropped or self.dynatemp_range > 0 or self.mirostat > 0)
+
+    @property
+    def repels(self) -> bool:
+        """Tells whether sampling needs DRY."""
+        return self.dry_multiplier > 0 and self.dry_penalty_last_n != 0
+
+    @property
+    def takes_drafts(self) -> bool:
+        """Tells whether a step may verify a draft, whose rows know neither the text nor more than the logits."""
+        return self.logprobs is None and not self.logit_bias and not self.mirostat and not self.repels
 
     @property
     def takes_largest(self) -> bool:
@@ -113,7 +126,8 @@ class Sampler:
     params int32 [slots]: parameters written by `configure`.
     """
 
-    def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState):
+    def __init__(self, device: Device, logits: Buffer, vocab_size: int, step: StepState, context: int = 0):
+        """context: tokens in the longest text, for DRY; 0 if no parameters ask for DRY."""
         self._device = device
         self._vocab_size = vocab_size
         n = max(1, step.n_sequences)
@@ -141,6 +155,9 @@ class Sampler:
         self.bias = LogitBias(device, logits, vocab_size, step)
         self.logprobs = LogProbs(device, logits, vocab_size, step, self.bias)
         self._choices: dict[int, int] = {}
+        self._repelled: set[int] = set()  # sequences with DRY
+        dry = logits, self.last_seen, self.params, step, context, vocab_size, constants
+        self._bind_dry = partial(Dry, device, *dry)
 
         def bind(op: str, stage: str, args: list[Buffer], n_groups: int, n_bytes: int, **more: int) -> list[Launch]:
             at, cost = for_rows(step, n_groups), once(n_bytes)
@@ -184,6 +201,11 @@ class Sampler:
             self._choose[LARGEST] = bind_largest()
         self._choices[0] = BEST_SCORE
 
+    @cached_property
+    def dry(self) -> Dry:
+        """DRY's launches and buffers, bound when the first request asks for them."""
+        return self._bind_dry()
+
     @property
     def launches(self) -> list[Launch]:
         """Returns the launches that choose the token of a single-sequence step."""
@@ -215,6 +237,7 @@ class Sampler:
         return [
             *(self.logprobs.before if has_logprobs else ()),
             *(self.bias.launches if any(self.bias.applies_to(sequence) for sequence in sequences) else ()),
+            *(self.dry.launches if any(sequence in self._repelled for sequence in sequences) else ()),
             *self.launches_that_choose({self._choices[sequence] for sequence in sequences}),
             *(self.logprobs.after if has_logprobs else ()),
         ]
@@ -255,6 +278,9 @@ class Sampler:
         self.bias.configure(params.logit_bias, sequence)
         self.logprobs.configure(params.logprobs, sequence)
         self._choices[sequence] = self.choice(params)
+        (self._repelled.add if params.repels else self._repelled.discard)(sequence)
+        if params.repels:
+            self.dry.configure(params.dry_breakers, sequence)
 
     def read_mu(self, sequence: int = 0) -> float:
         """Returns mirostat's state after the last token."""

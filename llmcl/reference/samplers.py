@@ -6,12 +6,14 @@ Ties survive together. llama.cpp keeps one of two tied tokens at the end of a so
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from llmcl.reference.arrays import Array, Bool, Float64, wide
 from llmcl.reference.sampling import sample_threshold, uniform
 
+DRY_LARGEST = 1e6  # finite, unlike in llama.cpp: a grammar may demand a token that DRY repels
 XTC_NOISE = 0xFFFFFFFF  # the token id whose noise decides whether XTC applies
 
 
@@ -27,6 +29,35 @@ def entropy(logits: Array, kept: Array) -> float:
     log_p = log_shares(logits, kept)
     log_p = log_p[np.isfinite(log_p)]
     return float(-np.sum(np.exp(log_p) * log_p))
+
+
+def dry(
+    logits: Array,
+    text: Sequence[int],
+    multiplier: float,
+    base: float,
+    allowed_length: int,
+    last_n: int = -1,
+    breakers: Collection[tuple[int, ...]] = (),
+) -> Float64:
+    """DRY: logits [vocab] after a text -> [vocab]; breakers: sequences of tokens at which a repetition ends."""
+    window = tuple(text) if last_n < 0 else tuple(text)[max(0, len(text) - last_n) :]
+    limit, result = len(window), wide(logits).copy()
+    for head in reversed(range(len(window))):
+        if ends := [head + len(each) for each in breakers if window[head : head + len(each)] == tuple(each)]:
+            limit = len(window) - max(ends)
+            break
+    longest: dict[int, int] = {}
+    for at in range(1, len(window)):
+        n = 0
+        while n < min(limit, at) and window[at - 1 - n] == window[-1 - n]:
+            n += 1
+        longest[window[at]] = max(n, longest.get(window[at], 0))
+    for token, n in longest.items():
+        if n >= allowed_length and (token,) not in breakers:
+            growth = math.exp(min((n - allowed_length) * math.log(base), 700.0))
+            result[token] -= min(multiplier * growth, DRY_LARGEST)
+    return result
 
 
 def top_n_sigma(logits: Array, kept: Array, n: float) -> Bool:

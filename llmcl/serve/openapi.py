@@ -58,6 +58,9 @@ _COUNT: Schema = {"oneOf": [{"type": "null"}, {"const": -1}, {"type": "integer",
 _STOPS = {"oneOf": [{"type": "null"}, _TEXT, _some(MAX_STOPS, _TEXT)]}
 _SAMPLING: dict[str, Schema] = {
     **{(each.http_fields or (each.name,))[0]: _parameter(each) for each in PARAMETERS.values()},
+    "dry_sequence_breakers": {
+        "oneOf": [{"type": "null"}, _list({**_TEXT, "minLength": 1, "maxLength": 10}, maxItems=8)]
+    },
     "ignore_eos": _FLAG,
     "min_tokens": _or_null("integer", minimum=0, maximum=MAX_INT),
     "stop_token_ids": {"oneOf": [{"type": "null"}, _list(_ID)]},

@@ -16,10 +16,17 @@ MAX_ANSWERS = 128  # OpenAI's limit
 
 def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
     """Returns the matching options of `LLM.stream`. Raises RequestError for a value out of range."""
-    from llmcl.ops.sample import SamplingParams  # imported late: the server listens before the engine is loaded
+    # imported late: the server listens before the engine is loaded
+    from llmcl.engine.dry_breakers import checked_breakers
+    from llmcl.ops.sample import SamplingParams
 
     options = {name: _parameter(fields, parameter) for name, parameter in PARAMETERS.items()}
     options |= {name: value for name, value in _ends(fields, served.vocab_size).items() if value}
+    if (breakers := fields.given("dry_sequence_breakers")) is not None:
+        try:
+            options["dry_sequence_breakers"] = checked_breakers(breakers)
+        except UsageError as error:
+            raise RequestError(400, str(error), "dry_sequence_breakers", "invalid_value") from None
     if bias := _bias(fields, served.vocab_size):
         options["logit_bias"] = bias
     try:
@@ -39,7 +46,7 @@ def _parameter(fields: Fields, parameter: Parameter) -> Any:
     return parameter.http_meanings.get(value, value)
 
 
-_ENDS = "ignore_eos", "min_tokens", "stop_token_ids"
+_ENDS = "ignore_eos", "min_tokens", "stop_token_ids", "dry_sequence_breakers"
 
 
 def _ends(fields: Fields, vocab_size: int) -> dict[str, Any]:

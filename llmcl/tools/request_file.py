@@ -124,6 +124,9 @@ def _checked(line: dict[str, Any], where: str) -> dict[str, Any]:
     check("schema", isinstance(fields.get("schema"), (dict, str)), "a JSON schema")
     choices = fields.get("choices")
     check("choices", isinstance(choices, list) and all(isinstance(text, str) for text in choices), "a list of texts")
+    breakers = fields.get("dry_sequence_breakers")
+    are_texts = isinstance(breakers, list) and all(isinstance(text, str) for text in breakers)
+    check("dry_sequence_breakers", are_texts, "a list of texts")
     for name in "regex", "grammar":
         check(name, isinstance(fields.get(name), str), "a text")
     for name in "raw", "ignore_eos":

@@ -85,6 +85,18 @@ def test_options_reach_the_engine(engine: Engine, invoke: Callable[..., int]) ->
     )
 
 
+@pytest.mark.parametrize(("given", "strings"), [(["none"], ()), (["a", "none"], ("a", "none"))])
+def test_where_dry_ends_repetitions(
+    given: list[str], strings: tuple[str, ...], engine: Engine, invoke: Callable[..., int]
+) -> None:
+    options = [word for text in given for word in ("--dry-sequence-breaker", text)]
+    assert (
+        invoke("generate", "-m", "m", "-p", "x", "--dry-multiplier", "0.8", "--dry-penalty-last-n", "-1", *options) == 0
+    )
+    assert engine.request["dry_multiplier"] == 0.8 and engine.request["dry_penalty_last_n"] == -1
+    assert engine.request["dry_sequence_breakers"] == strings
+
+
 @pytest.mark.parametrize("command", [["generate", "-p", "x"], ["chat"]], ids=lambda command: command[0])
 def test_who_drafts(
     command: list[str], engine: Engine, invoke: Callable[..., int], monkeypatch: pytest.MonkeyPatch

@@ -30,6 +30,8 @@ SAMPLED: dict[str, Any] = {
 }
 MIROSTAT: dict[str, Any] = {"temperature": 1.5, "mirostat": 2, "mirostat_tau": 1.0, "seed": 8}
 
+DRY: dict[str, Any] = {"dry_multiplier": 2.0, "dry_allowed_length": 1, "dry_base": 1.4}
+
 
 @pytest.fixture(scope="module")
 def llm(either_entry: DeviceEntry, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
@@ -51,6 +53,7 @@ def prompts(n: int) -> list[list[int]]:
         pytest.param({}, marks=pytest.mark.slow, id="greedy"),
         pytest.param(SAMPLED, id="sampled"),
         pytest.param(MIROSTAT, id="mirostat"),
+        pytest.param(DRY, id="dry"),
     ],
 )
 def test_answers_are_those_of_each_request_alone(options: dict[str, Any], llm: LLM) -> None:

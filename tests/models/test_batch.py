@@ -30,7 +30,7 @@ SAME = 2e-5  # two orders of summation, both in float32
 PAGE = 64
 SHAPE = {**TINY_SHAPE, "max_position_embeddings": 2048}
 GREEDY = SamplingParams(seed=0)
-WITHOUT_OPTION = "repeat_window", "logit_bias", "logprobs"
+WITHOUT_OPTION = "repeat_window", "logit_bias", "logprobs", "dry_breakers"
 
 
 def random_ids(n: int, seed: int, vocab_size: int) -> list[int]:
@@ -151,8 +151,13 @@ PARAMS = [
 COUNTED = SamplingParams(temperature=0.7, top_k=30, presence_penalty=0.5, frequency_penalty=0.7, seed=6)
 MIROSTAT = SamplingParams(temperature=1.5, mirostat=2, mirostat_tau=3.0, seed=8)
 
+DRY = SamplingParams(dry_multiplier=3.0, dry_base=1.5, dry_allowed_length=1, seed=9)
+DRY_SAMPLED = replace(DRY, temperature=0.6, repeat_penalty=1.2, dry_penalty_last_n=20, dry_allowed_length=0)
 
-@pytest.mark.parametrize("own", [PARAMS, [MIROSTAT, GREEDY]], ids=["usual", "mirostat"])
+
+@pytest.mark.parametrize(
+    "own", [PARAMS, [MIROSTAT, GREEDY], [DRY, GREEDY, DRY_SAMPLED]], ids=["usual", "mirostat", "dry"]
+)
 def test_each_row_is_sampled_as_its_own_parameters_say(own: list[SamplingParams], llm: LLM, batch: Batch) -> None:
     prompts = [random_ids(20 + n, n, 131) for n in range(len(own))]
     running = [begin(batch, prompt, params) for prompt, params in zip(prompts, own, strict=True)]
@@ -161,7 +166,7 @@ def test_each_row_is_sampled_as_its_own_parameters_say(own: list[SamplingParams]
         assert ids == alone(llm, prompt, 61, params)
 
 
-@pytest.mark.parametrize("last", [PARAMS[4], MIROSTAT], ids=["penalised", "mirostat"])
+@pytest.mark.parametrize("last", [PARAMS[4], MIROSTAT, DRY], ids=["penalised", "mirostat", "dry"])
 def test_sequences_come_and_go(last: SamplingParams, llm: LLM, batch: Batch) -> None:
     prompts = [random_ids(n, n, 131) for n in (9, 30, 62)]
     params = COUNTED, PARAMS[2], last
@@ -180,7 +185,7 @@ def test_sequences_come_and_go(last: SamplingParams, llm: LLM, batch: Batch) -> 
         assert ids == alone(llm, prompt, len(ids), own)
 
 
-@pytest.mark.parametrize("params", [PARAMS[2], COUNTED, MIROSTAT], ids=["truncated", "counted", "mirostat"])
+@pytest.mark.parametrize("params", [PARAMS[2], COUNTED, MIROSTAT, DRY], ids=["truncated", "counted", "mirostat", "dry"])
 def test_a_sequence_goes_on_in_another_place_after_it_was_recomputed(
     params: SamplingParams, llm: LLM, batch: Batch
 ) -> None:

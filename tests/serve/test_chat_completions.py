@@ -166,6 +166,17 @@ def test_llama_servers_samplers_reach_the_engine(server: Running) -> None:
     assert server.chat(mirostat=1).status_code == 400  # Mirostat 1
 
 
+def test_llama_servers_dry_reaches_the_engine(server: Running) -> None:
+    dry = {"dry_multiplier": 0.8, "dry_base": 1.5, "dry_allowed_length": 3, "dry_penalty_last_n": -1}
+    server.chat(**dry, dry_sequence_breakers=["\n", "Bob:"])
+    assert server.engine.asked[0][1].items() >= (dry | {"dry_sequence_breakers": ("\n", "Bob:")}).items()
+    server.chat(**dry, dry_sequence_breakers=[])
+    assert server.engine.asked[1][1]["dry_sequence_breakers"] == ()
+    for wrong in {"dry_base": 0.5}, {"dry_penalty_last_n": -2}, {"dry_sequence_breakers": "\n"}:
+        answer = server.chat(**wrong)
+        assert answer.status_code == 400 and answer.json()["error"]["param"] in wrong
+
+
 def test_biases_reach_the_engine(server: Running) -> None:
     server.chat(logit_bias={"5": -100, "7": 2.5})
     assert server.engine.asked[0][1]["logit_bias"] == {5: -100.0, 7: 2.5}

@@ -161,7 +161,7 @@ def test_defaults_are_those_of_the_api(client: ollama.Client, shared: Running) -
 def test_wrong_options(options: Any, name: str, shared: Running) -> None:
     for path, fields in (("/api/chat", {"messages": USER}), ("/api/generate", {"prompt": "Hi"})):
         assert refusal(shared, path, {**fields, "options": options}).startswith(name + ":")
-    options = {"mirostat": 2, "typical_p": 0.9, "tfs_z": 1}
+    options = {"mirostat": 2, "typical_p": 0.9, "tfs_z": 1, "dry_multiplier": 0.8, "dry_sequence_breakers": ["x"]}
     assert shared.post("/api/chat", {"messages": USER, "options": options}).status_code == 200
 
 

@@ -52,6 +52,10 @@ def results(file: Path) -> list[dict[str, Any]]:
         ('{"prompt": ""}', "line 2: prompt is ''; expected a text, or token ids"),
         ('{"prompt": ["a", "b"]}', r"line 2: prompt is \['a', 'b'\]; expected a text, or token ids"),
         ('{"messages": [{"role": "user"}]}', "line 2: messages is .*expected a list of"),
+        (
+            '{"prompt": "a", "dry_sequence_breakers": "x"}',
+            "line 2: dry_sequence_breakers is 'x'; expected a list",
+        ),
         ('{"prompt": "a", "stop": [5]}', r"line 2: stop is \[5\]; expected a text, or a list of texts"),
         ('{"prompt": "a", "id": [5]}', r"line 2: id is \[5\]; expected a text or a whole number"),
         ('{"prompt": "a", "id": 7}', r"line 2: id 7 is that of --input f line 1 as well"),
