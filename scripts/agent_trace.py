@@ -155,7 +155,7 @@ def replay(client: Client, turns: int, scale: float, note: Callable[[Turn], None
         changed = number > 0 and number % LINE_TURNS == 0
         system = {"role": "system", "content": f"It is {9 + line} o'clock.\nTools:\n{tools}"}
         stopped = number % CANCEL_TURNS == CANCEL_TURNS - 1
-        alone = _alone(client, rng, n_first if not held or changed else growth)
+        alone = _alone(client, rng, growth if held and not changed else held or n_first)
         begun = time.perf_counter()
         if stopped:
             unwanted = {"role": "user", "content": _text(rng, growth)}
