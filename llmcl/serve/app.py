@@ -9,7 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from llmcl.serve import kept_responses, ollama_chat, ollama_models, own
+from llmcl.serve import kept_responses, ollama_chat, ollama_models, own, responses_socket
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
 from llmcl.serve.chat_completions import chat_completions
 from llmcl.serve.completions import completions
@@ -69,6 +69,7 @@ POST: dict[str, Endpoint] = {
     "/api/show": ollama_models.show,
 }
 DELETE: dict[str, Endpoint] = {_RESPONSE: kept_responses.delete}
+SOCKETS: dict[str, Endpoint] = {"/v1/responses": responses_socket.accept}
 _METHODS = {"GET": GET, "HEAD": GET, "POST": POST, "DELETE": DELETE}
 # llama-server's aliases for these paths, for clients configured for it.
 ALIASES = {
@@ -107,7 +108,8 @@ def make_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
-    return AccessLog(app, service, frozenset({*GET, *POST}), ALIASES)
+    app = AccessLog(app, service, frozenset({*GET, *POST}), ALIASES)
+    return responses_socket.Sockets(app, settings.max_body_bytes, settings.socket_s)
 
 
 class Endpoints:
@@ -135,6 +137,10 @@ class Endpoints:
 def _endpoint(scope: Scope) -> Endpoint:
     """Returns the endpoint for a path and method. Raises RequestError if there is none."""
     path, method = scope["path"], scope["method"]
+    if responses_socket.is_handshake(scope):
+        if (endpoint := SOCKETS.get(path)) is not None:
+            return endpoint
+        raise RequestError(404, f"no WebSocket is served at {path[:200]}", code="not_found")
     if path not in POST:
         for pattern, expression in _PATTERNS.items():
             if (match := expression.fullmatch(path)) is not None:

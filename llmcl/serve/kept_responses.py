@@ -20,7 +20,7 @@ from llmcl.serve.conversation import responses_messages, thinking
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import AsciiJSONResponse, GenerationResponse
-from llmcl.serve.kept import KeptResponse
+from llmcl.serve.kept import Kept, KeptResponse
 from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import read_sampling
 from llmcl.serve.served import Answer, Ask
@@ -71,6 +71,7 @@ async def compact(request: Request, service: Service) -> GenerationResponse:
     """Replaces a conversation by its user messages and a summary that the model writes."""
     served = service.served()
     fields = await read_fields(request, service.settings)
+    fields.required("model", "a name")
     fields.text("model")
     earlier = earlier_response(fields, service)
     messages, items = [], []
@@ -91,17 +92,31 @@ async def compact(request: Request, service: Service) -> GenerationResponse:
     return GenerationResponse(service, served, [ask], form, stream=False)
 
 
-def earlier_response(fields: Fields, service: Service) -> KeptResponse | None:
-    """Returns the kept response that the request continues; None if it continues none."""
+def earlier_response(fields: Fields, service: Service, latest: Kept | None = None) -> KeptResponse | None:
+    """Returns the kept response that the request continues; None if it continues none.
+
+    latest: the response that a WebSocket keeps; it is taken out, so nothing can continue it after a failure.
+    """
     if (name := fields.text("previous_response_id")) is None:
         return None
-    if (kept := service.kept.get(name)) is None:
+    if latest is not None and (kept := latest.get(name)) is not None:
+        latest.remove(name)
+    elif (kept := service.kept.get(name)) is None:
         message = (
             f"previous_response_id: no response {shown(name)} is kept; it was not stored, or the server was started "
             "again or has forgotten it since: send the whole conversation as input"
         )
         raise RequestError(400, message, "previous_response_id", "previous_response_not_found")
     return kept
+
+
+def check_results(earlier: Sequence[dict[str, Any]], messages: Sequence[dict[str, Any]]) -> None:
+    """Raises RequestError for a tool's result in `messages` without its call there or in the earlier messages."""
+    calls = {call["id"] for message in (*earlier, *messages) for call in message.get("tool_calls", ())}
+    for message in messages:
+        if message["role"] == "tool" and (call := message.get("tool_call_id", "")) not in calls:
+            text = f"input: no function_call has the call_id {shown(call)} of a function_call_output"
+            raise RequestError(400, text, "input", "invalid_value")
 
 
 def items_after(kept: KeptResponse) -> list[dict[str, Any]]:

@@ -198,11 +198,12 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         "A conversation as its user messages and a summary, as Open Responses has it.",
         _object(
             {
-                "model": _or_null("string"),
+                "model": _TEXT,
                 "input": {"oneOf": [_TEXT, _MESSAGES]},
                 "instructions": _or_null("string"),
                 "previous_response_id": _or_null("string"),
             },
+            "model",
             "input",
         ),
         _object({"id": _TEXT, "output": _list({"type": "object"}), "usage": {"type": "object"}}, "id", "output"),

@@ -1,4 +1,4 @@
-"""POST /v1/responses, OpenAI's newer API. A request brings the whole conversation or continues a stored response."""
+"""POST /v1/responses, OpenAI's newer API. A request brings the whole conversation or continues an earlier response."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from llmcl.serve.access_log import record_of
 from llmcl.serve.body import read_fields
 from llmcl.serve.conversation import answered, responses_messages, thinking, thought_budget
 from llmcl.serve.events import event
-from llmcl.serve.fields import Fields
+from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse, as_refusal
-from llmcl.serve.kept import KeptResponse
-from llmcl.serve.kept_responses import earlier_response, items_after, read_items, usage_of
+from llmcl.serve.kept import Kept, KeptResponse
+from llmcl.serve.kept_responses import check_results, earlier_response, items_after, read_items, usage_of
 from llmcl.serve.prepared import prepare
+from llmcl.serve.responses_socket import LATEST
 from llmcl.serve.sampling import max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask, Served
 from llmcl.serve.service import Service
@@ -38,10 +39,12 @@ async def responses(request: Request, service: Service) -> ASGIApp:
     served = service.served()
     fields = await read_fields(request, service.settings)
     fields.text("model")
+    latest: Kept | None = request.scope.get(LATEST)
+    stream = _check_message(fields) if latest is not None else fields.flag("stream")
     try:
-        return await _answer(fields, served, service)
+        return await _answer(fields, served, service, latest, stream=stream)
     except ContextLengthError as error:
-        if not (fields.flag("stream") and request.headers.get("originator", "").startswith("codex")):
+        if not (stream and request.headers.get("originator", "").startswith("codex")):
             raise
         refusal = as_refusal(error, served)
         record_of(request.scope).error = refusal.message
@@ -50,31 +53,46 @@ async def responses(request: Request, service: Service) -> ASGIApp:
         return Response(events, media_type="text/event-stream")
 
 
-async def _answer(fields: Fields, served: Served, service: Service) -> GenerationResponse:
+def _check_message(fields: Fields) -> bool:
+    """Checks what only a WebSocket's message has. Returns True: its answer is a stream."""
+    if fields.text("type") != "response.create":
+        raise wrong("type", fields.given("type"), "response.create")
+    fields.refuse("several streams over one connection are not supported", "stream_id")
+    return True
+
+
+async def _answer(
+    fields: Fields, served: Served, service: Service, latest: Kept | None, *, stream: bool
+) -> GenerationResponse:
+    earlier = earlier_response(fields, service, latest)
     messages = responses_messages(fields)
     n_instructions = bool(fields.text("instructions"))  # instructions of an earlier response do not count
-    earlier = earlier_response(fields, service)
-    messages[n_instructions:n_instructions] = [] if earlier is None else earlier.messages
+    if earlier is not None:
+        check_results(earlier.messages, messages)
+        messages[n_instructions:n_instructions] = earlier.messages
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
     structure = await read_structure(fields, served, fields.object("text").object("format"))
     options = read_sampling(fields, served)
     limit = max_tokens(fields, "max_output_tokens")
-    stream = fields.flag("stream")
     variables = thinking(None, fields.object("reasoning").text("effort"))
     budget = thought_budget(fields)
     prepared = await prepare(served, messages, use, structure, variables, most=limit, budget=budget)
     prompt, reader = prepared.prompt, prepared.reader
-    most = min(limit or served.max_context, served.max_context)
+    # A warm-up reads the prompt, so its pages are cached; the token is dropped.
+    warms_up = latest is not None and not fields.flag("generate", True)
+    most = 1 if warms_up else min(limit or served.max_context, served.max_context)
     ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader, budget=prepared.budget)
     said = messages[n_instructions:]
+    keepers = [*([service.kept] if fields.flag("store", True) else []), *([] if latest is None else [latest])]
 
     def keep(response: dict[str, Any], answer: Answer) -> None:
         items = [*([] if earlier is None else items_after(earlier)), *read_items(fields)]
-        service.kept.add(response["id"], KeptResponse([*said, _as_message(answer)], response, items))
+        kept = KeptResponse([*said, *([] if warms_up else [_as_message(answer)])], response, items)
+        for keeper in keepers:
+            keeper.add(response["id"], kept)
 
-    kept = keep if fields.flag("store", True) else None
-    form = ResponseForm(served.name, len(prompt), fields, options, limit, use, kept)
+    form = ResponseForm(served.name, len(prompt), fields, options, limit, use, keep if keepers else None, warms_up)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
 
@@ -103,9 +121,10 @@ class ResponseForm:
         max_tokens: int | None,
         use: ToolUse = NO_TOOLS,
         keep: Callable[[dict[str, Any], Answer], None] | None = None,
+        warms_up: bool = False,
     ):
-        """keep: stores the whole response; None: nothing is stored."""
-        self._keep = keep
+        """keep: stores the whole response; None: nothing is stored. warms_up: the response has no output."""
+        self._keep, self._warms_up = keep, warms_up
         self._n_prompt = n_prompt
         self._n_events = 0
         self._items: list[dict[str, Any]] = []
@@ -128,7 +147,7 @@ class ResponseForm:
             "top_logprobs": 0,
             "reasoning": {"effort": fields.object("reasoning").text("effort"), "summary": None},
             "max_tool_calls": None,
-            "store": keep is not None,
+            "store": fields.flag("store", True),
             "background": False,
             "service_tier": "default",
             "safety_identifier": fields.text("safety_identifier"),
@@ -154,16 +173,19 @@ class ResponseForm:
         return self._event("response.created", response=started) + self._event("response.in_progress", response=started)
 
     def text(self, answer: Answer, text: str) -> bytes:
-        return b"".join(self._part(part) for part in answer.parts(text))
+        return b"" if self._warms_up else b"".join(self._part(part) for part in answer.parts(text))
 
     def finish(self, answer: Answer) -> bytes:
+        if self._warms_up:
+            return b""
         rest = self.text(answer, "")
         if not self._items:
             rest += self._opened("message")
         return rest + self._close(_status(answer))
 
     def end(self, answers: Sequence[Answer]) -> bytes:
-        return self._event(f"response.{_status(answers[0])}", response=self._response(_status(answers[0]), answers[0]))
+        status = "completed" if self._warms_up else _status(answers[0])
+        return self._event(f"response.{status}", response=self._response(status, answers[0]))
 
     def error(self, body: dict[str, Any]) -> bytes:
         error = body["error"]

@@ -19,6 +19,7 @@ from typing import Any, cast
 import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
 from llmcl.errors import NO_MORE_FILES, UsageError, one_line
 from llmcl.progress import Progress
@@ -132,7 +133,9 @@ class Server(uvicorn.Server):
             make_app(service),
             interface="asgi3",
             http=_protocol(service),
-            ws="none",
+            ws=WSProtocol,
+            ws_max_size=settings.max_body_bytes,
+            ws_per_message_deflate=False,  # a small compressed message may fill the memory
             lifespan="off",
             log_config=None,
             log_level="critical",

@@ -32,6 +32,7 @@ class Settings:
     count_s: float = 30.0  # limit for counting tokens
     linger_s: float = 10.0  # after a refusal, data is still read and dropped: some clients read only after sending
     idle_s: int = 75
+    socket_s: float = 3600.0  # longest life of a WebSocket, as at OpenAI
     max_header_bytes: int = 64 << 10
     max_body_bytes: int = 16 << 20
 
