@@ -201,6 +201,7 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
         service.stop()
         thread.join(20)
         assert not thread.is_alive()
+        service.kept.close()
         assert engine.open == engine.expected == service.in_flight == 0
 
 

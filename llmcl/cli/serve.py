@@ -107,6 +107,15 @@ CacheFileSize = Annotated[
         help="Maximum size of the cache file.",
     ),
 ]
+StateDir = Annotated[
+    Path | None,
+    opt.option(
+        PANEL,
+        "--state-dir",
+        metavar="DIR",
+        help="Keep the conversations of /v1/responses in this folder across restarts.",
+    ),
+]
 DrainSeconds = Annotated[
     float,
     opt.option(
@@ -136,6 +145,7 @@ def serve(
     drain_seconds: DrainSeconds = 30.0,
     cache_file: CacheFile = None,
     cache_file_size: CacheFileSize = 4096,
+    state_dir: StateDir = None,
     replicas: Replicas = 1,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
@@ -163,6 +173,7 @@ def serve(
         cors_origins=tuple(cors_origin or ()),
         max_sequences=max_sequences,
         max_queue=max_queue,
+        state_dir=state_dir,
         log_format=log_format,
         quiet=quiet,
         drain_s=drain_seconds,

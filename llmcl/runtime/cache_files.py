@@ -72,29 +72,41 @@ def is_trusted(folder: Path) -> bool:
     """Returns whether a cache folder's content may be used. Warns and returns False if other users may write there.
     Raises OSError if the folder does not exist or cannot be inspected.
     """
+    root = cache_dir()
+    if (flaw := distrust(folder, root)) is None:
+        return True
+    path, reason = flaw
+    _warn(
+        path,
+        f"{reason}, so nothing is kept in {root.absolute()}, which makes starts slow; take others' rights away "
+        "(chmod go-w), or set LLMCL_CACHE_DIR to a folder that only you may write",
+    )
+    return False
+
+
+def distrust(folder: Path, root: Path) -> tuple[Path, str] | None:
+    """Returns the path by which other users could change the folder's content, and the reason; None if there is none.
+
+    root: the folder above which others may have rights, as in /tmp. Raises OSError if a folder cannot be inspected.
+    """
     if not hasattr(os, "geteuid"):
-        return True  # Windows itself protects a user's folders
+        return None  # Windows itself protects a user's folders
     statuses = [path.stat() for path in (folder, *folder.absolute().parents)]
     marks = [(each.st_dev, each.st_ino, each.st_mode, each.st_uid) for each in statuses]
-    return _judge(folder.absolute(), cache_dir().absolute(), os.geteuid(), *marks)
+    return _judge(folder.absolute(), root.absolute(), os.geteuid(), *marks)
 
 
 @lru_cache
-def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> bool:
-    """Implements is_trusted() for a user. marks: stat values up to the root; a change is judged again."""
+def _judge(named: Path, root: Path, user: int, *marks: tuple[int, ...]) -> tuple[Path, str] | None:
+    """Implements distrust() for a user. marks: stat values up to the root; a change is judged again."""
     # Checks both the path as named, whose links others may redirect, and the resolved path.
     real = Path(os.path.realpath(named))
     cache = [path for path in (*reversed(named.parents), named) if path == root or root in path.parents]
     ours = {*cache, *(Path(os.path.realpath(path)) for path in cache)}
     for path in dict.fromkeys((*reversed(named.parents), named, *reversed(real.parents), real)):
         if (reason := _distrust_reason(path.lstat(), is_ours=path in ours)) is not None:
-            _warn(
-                path,
-                f"{reason}, so nothing is kept in {root}, which makes starts slow; take others' rights away "
-                "(chmod go-w), or set LLMCL_CACHE_DIR to a folder that only you may write",
-            )
-            return False
-    return True
+            return path, reason
+    return None
 
 
 def read_cached(path: Path, most: int = MAX_BYTES) -> bytes | None:

@@ -1,10 +1,11 @@
-"""Keeps responses of /v1/responses in memory, for later requests to read or to continue."""
+"""Keeps responses of /v1/responses, for later requests to read or to continue."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 MOST = 256
 MOST_CHARACTERS = 32 << 20
@@ -19,26 +20,48 @@ class KeptResponse:
     items: list[dict[str, Any]] = field(default_factory=list)  # the input, earlier turns included
 
 
-class Kept:
-    """The most recently used responses, limited by count and size."""
+class Storage(Protocol):
+    """Keeps responses beyond the end of the process."""
 
-    def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS):
+    def load(self) -> Iterator[tuple[str, KeptResponse]]: ...
+    def write(self, name: str, kept: KeptResponse) -> None: ...
+    def remove(self, name: str) -> None: ...
+    def close(self) -> None: ...
+
+
+class Kept:
+    """The most recently used responses, limited by count and size.
+
+    storage: has the same responses; None: they are in memory alone.
+    """
+
+    def __init__(self, most: int = MOST, most_characters: int = MOST_CHARACTERS, storage: Storage | None = None):
         self._most, self._most_characters = most, most_characters
         self._responses: OrderedDict[str, tuple[KeptResponse, int]] = OrderedDict()
         self._n_characters = 0
+        self._storage = storage
+        for name, kept in [] if storage is None else storage.load():
+            if not self._hold(name, kept) and storage is not None:
+                storage.remove(name)
 
     def __len__(self) -> int:
         return len(self._responses)
 
     def add(self, name: str, kept: KeptResponse) -> None:
         """Stores a response and evicts the oldest while over the limits. One above the size limit is not kept."""
+        if self._hold(name, kept) and self._storage is not None:
+            self._storage.write(name, kept)
+
+    def _hold(self, name: str, kept: KeptResponse) -> bool:
+        """Returns whether the response was within the size limit."""
         size = _size(kept.messages) + _size(kept.response) + _size(kept.items)
         if size > self._most_characters:
-            return
+            return False
         self._responses[name] = kept, size
         self._n_characters += size
         while len(self) > self._most or self._n_characters > self._most_characters:
             self.remove(next(iter(self._responses)))
+        return True
 
     def get(self, name: str) -> KeptResponse | None:
         """Returns response `name`; None if not kept."""
@@ -53,7 +76,14 @@ class Kept:
             return False
         _, size = self._responses.pop(name)
         self._n_characters -= size
+        if self._storage is not None:
+            self._storage.remove(name)
         return True
+
+    def close(self) -> None:
+        """Finishes writing."""
+        if self._storage is not None:
+            self._storage.close()
 
 
 def _size(value: Any) -> int:

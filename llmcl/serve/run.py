@@ -37,14 +37,15 @@ _TRIES = 8  # attempts to find a port free on all addresses
 def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
     """Serves until a signal comes. load: builds the model, in a separate thread. Raises any error from `load`."""
     logging.getLogger("asyncio").setLevel(logging.ERROR)  # asyncio warns about writes to clients that left
+    service = Service(settings)
     listening = listen(settings.host, settings.port)
     allow_connections()
-    service = Service(settings)
     start_loading(service, load)
     if not settings.quiet:
         host = f"[{settings.host}]" if ":" in settings.host else settings.host
         print(f"listening on http://{host}:{listening[0].getsockname()[1]}", file=sys.stderr, flush=True)
     Server(service).run(sockets=listening)
+    service.kept.close()
     if service.failure is not None:
         raise service.failure
     if service.loaded is not None:

@@ -18,6 +18,7 @@ from llmcl.serve.kept import Kept
 from llmcl.serve.metrics import Metrics
 from llmcl.serve.served import Served
 from llmcl.serve.settings import Settings
+from llmcl.serve.state_dir import StateDir
 
 _ARRIVAL = "llmcl.arrival"
 
@@ -32,7 +33,7 @@ class Service:
         self.metrics = Metrics(lambda: None if self._served is None else self._served.engine.metrics, self._places)
         self.failure: BaseException | None = None
         self.stopping = False
-        self.kept = Kept()
+        self.kept = Kept(storage=None if settings.state_dir is None else StateDir(settings.state_dir))
         self.in_flight = 0  # sequences, running or waiting
         self.counts = 0  # requests whose tokens are being counted or wait for counting
         self._served: Served | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 
 from llmcl.errors import UsageError, shown
 
@@ -22,6 +23,7 @@ class Settings:
     cors_origins: tuple[str, ...] = ()
     max_sequences: int = 8  # extended at once by the engine
     max_queue: int = 64  # further sequences that may wait
+    state_dir: Path | None = None  # keeps responses between runs
     log_format: str = "text"
     quiet: bool = False
     drain_s: float = 30.0
