@@ -220,6 +220,13 @@ CASES: dict[str, dict[str, Any]] = {
     "basic-response": {"input": [SAID]},
     "system-prompt": {"input": [{"type": "message", "role": "system", "content": "You are a pirate."}, SAID]},
     "tool-calling": {"input": [SAID], "tools": [TOOL]},
+    "assistant-phase": {
+        "input": [
+            {"type": "message", "role": "assistant", "phase": "commentary", "content": "I look it up."},
+            {"type": "message", "role": "assistant", "phase": "final_answer", "content": "Sunny."},
+            SAID,
+        ]
+    },
     "multi-turn": {
         "input": [
             {"type": "message", "role": "user", "content": "My name is Alice."},
@@ -233,7 +240,10 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize("case", CASES)
 def test_compliance(case: str, stream: bool) -> None:
-    """What the suite's validators check: items of the right type, the state, and for calls each kind of event."""
+    """What the suite's validators check: items of the right type, the state, and for calls each kind of event.
+
+    Its cases with a WebSocket are in test_responses_socket.py.
+    """
     engine = FakeEngine(byte_tokenizer())
     call = '<tool_call>\n{"name": "get_weather", "arguments": {"location": "San Francisco, CA"}}\n</tool_call>'
     engine.reply = lambda text: call if case == "tool-calling" else "Ahoy"
