@@ -7,7 +7,8 @@ which of the implementations that llmcl is tested on were not found, and which d
 Of several PoCLs the preferred one is tested; a word for another alone (`pocl-2`, `3.1+debian`) asks for that.
 
 A run has two tiers. Without LLMCL_TEST_FULL=1 it has the first device alone, the one that llmcl would choose, unless
-LLMCL_TEST_DEVICE names others, and no case marked `slow` (`-m slow` asks for those).
+LLMCL_TEST_DEVICE names others, and no case marked `slow` (`-m slow` asks for those). With it, a slow case runs on the
+first device that takes it, all others on every device.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 os.environ.setdefault("LLMCL_COMPILE_JOBS", "1")  # tests run side by side themselves
 LEFT = pytest.StashKey[int]()  # the number of cases that are left to the full run
 NOT_CHOSEN = pytest.StashKey[int]()  # of cases of variants that their device does not choose
+ELSEWHERE = pytest.StashKey[int]()  # of slow cases that another device runs
 EXPECTED = {
     "intel-cpu": 'pip install "llmcl[cpu]", x86-64 only',
     "pocl": 'pip install "llmcl[pocl]", or the system package pocl-opencl-icd',
@@ -124,6 +126,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     devices = [*tested_devices().values()]
     left: list[pytest.Item] = []
     of_another_variant: list[pytest.Item] = []
+    slow: dict[str, list[pytest.Item]] = {}  # by what is left of a case's id without its device
+    names = [*tested_devices()]
     no_gpu = bool(missing(["gpu"]))
     for item in items:
         parameters = getattr(getattr(item, "callspec", None), "params", {})
@@ -136,12 +140,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             left.append(item)
         elif variant and entry and not runs_variant(variant, entry, devices, small_in):
             of_another_variant.append(item)
+        elif entry and item.get_closest_marker("slow"):
+            slow.setdefault(item.nodeid.replace(names[devices.index(entry)], "", 1), []).append(item)
         elif parameters.get("kind") == "cpu" and not_chosen(devices[0]) == "cpu":
             item.add_marker(pytest.mark.skip(reason="the first device is no CPU, whose variants take others minutes"))
-    config.stash[LEFT], config.stash[NOT_CHOSEN] = len(left), len(of_another_variant)
-    config.hook.pytest_deselected(items=[*left, *of_another_variant])
-    deselected = {*left, *of_another_variant}
+    elsewhere = [item for items_of_a_case in slow.values() for item in by_device(items_of_a_case, devices)[1:]]
+    config.stash[LEFT], config.stash[NOT_CHOSEN], config.stash[ELSEWHERE] = map(
+        len, (left, of_another_variant, elsewhere)
+    )
+    deselected = {*left, *of_another_variant, *elsewhere}
+    config.hook.pytest_deselected(items=[*deselected])
     items[:] = [item for item in items if item not in deselected]
+
+
+def by_device(items: list[pytest.Item], devices: list[DeviceEntry]) -> list[pytest.Item]:
+    return sorted(items, key=lambda item: devices.index(item.callspec.params["cl_entry"]))  # type: ignore[attr-defined]
 
 
 def pytest_collection_finish() -> None:
@@ -149,7 +162,11 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    for words, key in (("left to the full run", LEFT), ("of variants that the device does not choose", NOT_CHOSEN)):
+    for words, key in (
+        ("left to the full run", LEFT),
+        ("of variants that the device does not choose", NOT_CHOSEN),
+        ("slow ones that another device runs", ELSEWHERE),
+    ):
         if config.stash.get(key, 0):
             terminalreporter.line(f"{words}: {config.stash[key]} cases")
     terminalreporter.section("OpenCL implementations")

@@ -1,7 +1,7 @@
 """Runs mypy, the checks under Oclgrind and all tests, one process more at a time than there are cores.
 
-LLMCL_TEST_FULL=1 adds the other devices, the cases marked `slow` and the vendors' compilers; the summary says what was
-left.
+LLMCL_TEST_FULL=1 adds the other devices, the cases marked `slow` (on one device each) and the vendors' compilers; the
+summary says what was left.
 
 `python tests/run.py [-j JOBS] [pytest arguments]` (with arguments: the tests alone; with paths: those). A process runs
 some files and ends: the compilers of three OpenCL drivers hold on to gigabytes otherwise, and what goes wrong in one
@@ -232,9 +232,13 @@ def summary(outcomes: list[Outcome]) -> list[str]:
     skipped: Counter[str] = Counter()
     for number, reason in re.findall(r"^SKIPPED \[(\d+)\] \S+: (.*)$", text, re.MULTILINE):
         skipped[reason] += int(number)
-    left, not_chosen = (
+    left, not_chosen, elsewhere = (
         sum(int(number) for number in re.findall(rf"^{words}: (\d+) cases", text, re.MULTILINE))
-        for words in ("left to the full run", "of variants that the device does not choose")
+        for words in (
+            "left to the full run",
+            "of variants that the device does not choose",
+            "slow ones that another device runs",
+        )
     )
     sections = re.findall(rf"^=+ {SECTION} =+\n(.*?)(?=^=|^\d+ |\Z)", text, re.MULTILINE | re.DOTALL)
     implementations: dict[str, str] = {}
@@ -248,6 +252,7 @@ def summary(outcomes: list[Outcome]) -> list[str]:
         *(f"skipped {number}: {reason}" for reason, number in skipped.most_common()),
         *([f"{left:,} slow cases are left to {FULL}=1"] if left else []),
         *([f"{not_chosen:,} cases are of kernels that the device does not choose"] if not_chosen else []),
+        *([f"{elsewhere:,} slow cases run on the first device that takes them alone"] if elsewhere else []),
         *implementations.values(),
         *(f"run twice, at first {done.first_crash}: {' '.join(done.files)}" for done in outcomes if done.first_crash),
         *(f"FAILED ({done.how}): {' '.join(done.files)}" for done in outcomes if done.failed),

@@ -33,7 +33,7 @@ PAGES = [README, ROOT / "CONTRIBUTING.md", *(page for page in sorted(DOCS.rglob(
 LANGUAGES = {"sh", "python", "js", "json", "toml", "yaml", "text", "mermaid"}
 MAX_NOT_RUN = 20  # more would say that little is tested
 QUICK = {"README", "errors"}
-TIMEOUT_S = 120  # of one block, kernels compiled anew
+TIMEOUT_S = 300  # of a page, kernels compiled anew beside other processes
 
 _FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^ *```$", re.DOTALL | re.MULTILINE)
 _NOT_RUN = re.compile(r"<!-- not run: ([^>]+?) -->\n$")
