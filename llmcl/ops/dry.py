@@ -66,7 +66,8 @@ class Dry:
         vocab_size: int,
         constants: Mapping[str, object],
     ):
-        n, width = max(1, step.n_sequences), widest_group(device)
+        n = max(1, step.n_sequences)
+        width = min(256, widest_group(device))  # PoCL 3.0's code for 1024 work-items crashes
         self._device = device
         self._context = context
         self._vocab_size = vocab_size

@@ -14,7 +14,7 @@
 // logits   float [VOCAB] per row (step_rows.cl); per sequence:
 // tokens   int: the step's input, if the host did not write it to `text`
 // text     int [context]: tokens by position      runs     int [context]
-// records  int4: tokens in `text`, tokens that `runs` are for, whether there are breakers, 0
+// records  int [4]: tokens in `text`, tokens that `runs` are for, whether there are breakers, 0
 // longest  int [VOCAB], 0 before and after a step: 1 + L by token
 // heads    int [VOCAB]: where the rule of the breakers that begin with a token starts in `rules`; 0: none. Negative if
 //          the token alone is a breaker.
@@ -51,14 +51,14 @@ inline int tail_at(const int i, __global const int* text, const int last, __glob
 // How many tokens follow the last breaker in the window; `window` if there is none.
 inline int after_breaker(const int window, __global const int* text, const int last, __global const int* heads,
                          __global const int* rules, __local int* scratch, const int lid) {
-    int limit = window;
-    for (int first = 0; first < window && limit == window; first += LOCAL_SIZE) {
-        const int i = first + lid, n = i < window ? tail_at(i, text, last, heads, rules) : -1;
-        const int nearest = -reduce_max_int(n < 0 ? -window : -i, scratch, lid);
-        const int length = reduce_max_int(i == nearest ? n : -1, scratch, lid);
-        if (length >= 0) limit = nearest - length;
+    int own = window, tail = -1;  // the work-item's nearest breaker
+    for (int i = lid; i < window && tail < 0; i += LOCAL_SIZE) {
+        own = i;
+        tail = tail_at(i, text, last, heads, rules);
     }
-    return limit;
+    const int nearest = -reduce_max_int(tail < 0 ? -window : -own, scratch, lid);
+    const int length = reduce_max_int(own == nearest ? tail : -1, scratch, lid);
+    return length < 0 ? window : nearest - length;
 }
 
 // The length of a match as far as it counts.
@@ -66,7 +66,7 @@ inline int counted(const int run, const int d, const int window, const int limit
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void dry(__global float* logits, __global const int* last_seen, __global const int* state, __global const int* sampling,
-         __global const int* tokens, __global int* text, __global int* runs, __global int4* records, __global int* longest,
+         __global const int* tokens, __global int* text, __global int* runs, __global int* records, __global int* longest,
          __global const int* heads, __global const int* rules, const int context) {
     LOCAL_SCRATCH(int, scratch);
     const int lid = get_local_id(0), row = step_row(1), sequence = sequence_of(state, row);
@@ -81,13 +81,13 @@ void dry(__global float* logits, __global const int* last_seen, __global const i
     rules += sequence * MAX_RULES;
     text += (size_t)sequence * context;
     runs += (size_t)sequence * context;
-    records += sequence;
+    records += 4 * sequence;
     const int last = last_position(sequence_state(state, row)), n = last + 1, window = wanted < 0 ? n : min(n, wanted);
-    const int4 record = *records;
+    const int n_known = records[0], n_matched = records[1], has_breakers = records[2];
     barrier(CLK_GLOBAL_MEM_FENCE);  // all have read the record
     if (lid == 0) {
-        if (last >= record.x) text[last] = tokens[sequence];
-        *records = (int4)(n, n, record.z, 0);
+        if (last >= n_known) text[last] = tokens[sequence];
+        records[0] = records[1] = n;
     }
     barrier(CLK_GLOBAL_MEM_FENCE);
 
@@ -96,7 +96,7 @@ void dry(__global float* logits, __global const int* last_seen, __global const i
     int run_of_all = 0;
     for (int d = 1 + lid; d < window; d += LOCAL_SIZE) {
         int run = 0;
-        if (record.y == last) {
+        if (n_matched == last) {
             if (text[last - d] == token) run = 1 + (d < last ? runs[d] : 0);
         } else {
             while (run < most && run <= last - d && text[last - run] == text[last - d - run]) ++run;
@@ -105,7 +105,7 @@ void dry(__global float* logits, __global const int* last_seen, __global const i
         run_of_all = max(run_of_all, min(run, window - d));
     }
     run_of_all = reduce_max_int(run_of_all, scratch, lid);
-    const int reach = record.z ? min(window, run_of_all + MAX_TAIL) : 0;  // breakers further away don't matter
+    const int reach = has_breakers ? min(window, run_of_all + MAX_TAIL) : 0;  // breakers further away don't matter
     const int after = after_breaker(reach, text, last, heads, rules, scratch, lid);
     const int limit = after < reach ? after : window, end = run_of_all >= allowed && limit >= allowed ? window : 0;
 
@@ -117,7 +117,7 @@ void dry(__global float* logits, __global const int* last_seen, __global const i
     for (int d = 1 + lid; d < end; d += LOCAL_SIZE) {
         const int next = text[n - d];
         const int length = counted(runs[d], d, window, limit) < allowed ? -1 : atomic_xchg(longest + next, 0) - 1;
-        if (length < 0 || (record.z && heads[next] < 0)) continue;
+        if (length < 0 || (has_breakers && heads[next] < 0)) continue;
         const float penalty = fmin(multiplier * pow(base, (float)(length - allowed)), MAX_PENALTY);
         const float l = repeat_penalized(logits[next], last_seen, sampling, last, next) - penalty;
         const bool repeats = repeat_penalized(1.0f, last_seen, sampling, last, next) != 1.0f;
