@@ -19,7 +19,7 @@ from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
 from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
-from llmcl.errors import UnsupportedModelError
+from llmcl.errors import UnsupportedModelError, shown
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
 
 ROPE_FACTORS = "rope_freqs.weight"
@@ -240,6 +240,11 @@ def tokenizer_metadata(checkpoint: Checkpoint) -> Metadata:
     matching = next((values for values in candidates if _agrees(tokenizer, values, probes)), None)
     if matching is None:
         raise _unsayable("no pre-tokenizer known here cuts texts into words as it does")
+    for token in source.get("added_tokens", []):
+        flags = [flag for flag in ("lstrip", "rstrip", "single_word") if token.get(flag)]
+        text = token["content"]
+        if flags and not _agrees(tokenizer, matching, [f"a {text} b", f"a{text}b"]):
+            raise _unsayable(f"its token {shown(text)} has {' and '.join(flags)}, which has no key")
     ids = {"bos": tokenizer.bos_token_id}
     ends = checkpoint.config.eos_token_ids or tuple(tokenizer.eos_token_ids)
     ids |= dict(zip(("eos", "eot"), ends, strict=False))

@@ -15,7 +15,7 @@ from fuzz.seeds import ARRAY, STRING, Entry, GgufFile, gguf_file
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.gguf import read_gguf
 from llmcl.convert import convert
-from llmcl.errors import CheckpointError
+from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.tokenizer import Tokenizer
 
 INTEGERS, FLOATS, BOOL = (0, 1, 2, 3, 4, 5, 10, 11), (6, 12), 7
@@ -91,6 +91,25 @@ def test_a_tokenizer_without_merges_becomes_metadata(tmp_path: Path, make_folder
     with open_checkpoint(str(source)) as before, open_checkpoint(str(target)) as after:
         old, new = map(Tokenizer.from_checkpoint, (before, after))
         assert new.encode("the quick fox") == old.encode("the quick fox")
+
+
+@pytest.mark.parametrize("flag", ["lstrip", "rstrip", "single_word", None])
+def test_an_added_token_that_gguf_cannot_describe_is_refused(
+    tmp_path: Path, make_folder: Callable[..., Path], flag: str | None
+) -> None:
+    """The file would give other ids than the folder. Phi-3's folders have rstrip, RoBERTa's lstrip."""
+    source = make_folder(tmp_path / "source")
+    path = source / "tokenizer.json"
+    tokenizer = json.loads(path.read_text(encoding="utf-8"))
+    added = {"id": max(tokenizer["model"]["vocab"].values()) + 1, "content": "<|x|>", "special": True}
+    flags = {name: name == flag for name in ("lstrip", "rstrip", "single_word", "normalized")}
+    tokenizer["added_tokens"].append(added | flags)
+    path.write_text(json.dumps(tokenizer), encoding="utf-8")
+    if flag is None:
+        assert convert(str(source), tmp_path / "target.gguf").exists()
+        return
+    with pytest.raises(UnsupportedModelError, match=rf"its token '<\|x\|>' has {flag}, which has no key"):
+        convert(str(source), tmp_path / "target.gguf")
 
 
 @pytest.mark.parametrize("source", ["smollm2", ""])
