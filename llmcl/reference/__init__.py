@@ -55,6 +55,7 @@ from llmcl.reference.recurrent import (
     short_conv,
     sigmoid_gate,
 )
+from llmcl.reference.samplers import dry
 from llmcl.reference.sampling import (
     gumbel,
     logit_bias,
@@ -99,6 +100,7 @@ __all__ = [
     "draft_counts",
     "draft_last_seen",
     "draft_rows",
+    "dry",
     "embed",
     "experts_down",
     "experts_gate_up",

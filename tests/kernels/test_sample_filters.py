@@ -182,7 +182,7 @@ def test_tokens_come_as_often_as_their_probability_says(target: Device, name: st
     logits[[3, 40, 80, 130, 7]] = np.log(np.array([0.4, 0.25, 0.2, 0.1, 0.05]))
     p = parameters(name, **{"mirostat_eta": 0.0} if name == "mirostat" else {})
     bench = Bench(target, logits, p)
-    draws = 1500
+    draws = 1500 if target.entry.kind == "cpu" else 400  # a software renderer takes 12 ms for one
     counts = np.bincount([bench.sample(step) for step in range(draws)], minlength=SMALL)
     kept = [kept_by_twins(logits, p, step) for step in range(draws)]
     heat = samplers.dynamic_temperature(logits, kept[0], p.temperature, p.dynatemp_range, p.dynatemp_exponent)
