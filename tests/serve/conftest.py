@@ -31,14 +31,14 @@ def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 
 @pytest.fixture
-def engine() -> FakeEngine:
+def fake_engine() -> FakeEngine:
     return FakeEngine(byte_tokenizer())
 
 
 @pytest.fixture
-def page(chromium: Browser, engine: FakeEngine) -> Iterator[Browser]:
+def page(chromium: Browser, fake_engine: FakeEngine) -> Iterator[Browser]:
     """The page, just opened, of a server with this engine. Its port is new, so nothing is stored yet."""
-    with running(engine) as server:
+    with running(fake_engine) as server:
         open_page(chromium, server)
         yield chromium
         chromium.open("about:blank#left")

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is i
 THINK_TEMPLATE = TEMPLATE + "{% if add_generation_prompt %}<think>{% endif %}"
 
 
-def test_a_conversation(page: Browser, engine: FakeEngine) -> None:
+def test_a_conversation(page: Browser, fake_engine: FakeEngine) -> None:
     """Asked twice, with the times of its tokens."""
     ask(page, "Hello, page")
     assert messages(page) == ["Hello, page", "Hello, page"]
@@ -24,13 +24,13 @@ def test_a_conversation(page: Browser, engine: FakeEngine) -> None:
     ask(page, "Again")
     assert messages(page) == ["Hello, page", "Hello, page", "Again", "Again"]
     assert page.js("window.first.every(e => e.isConnected)"), "a screen reader would say these messages again"
-    assert engine.asked[-1][0] == "[user]Hello, page\n[assistant]Hello, page\n[user]Again\n[assistant]"
+    assert fake_engine.asked[-1][0] == "[user]Hello, page\n[assistant]Hello, page\n[user]Again\n[assistant]"
     page.click("#fresh")
     assert messages(page) == [] and page.problems() == []
 
 
-def test_stop_ends_the_request(page: Browser, engine: FakeEngine) -> None:
-    engine.hold_after = 3
+def test_stop_ends_the_request(page: Browser, fake_engine: FakeEngine) -> None:
+    fake_engine.hold_after = 3
     page.type("Hello")
     page.press("Enter")
     page.wait_for("(document.querySelector('.assistant .text') || {}).textContent === 'Hel'")
@@ -40,43 +40,43 @@ def test_stop_ends_the_request(page: Browser, engine: FakeEngine) -> None:
     page.wait_for("fetch('metrics').then(a => a.text()).then(t => t.includes('requests_processing 0.0'))")
 
 
-def test_messages_without_an_answer_are_one_with_the_next(page: Browser, engine: FakeEngine) -> None:
+def test_messages_without_an_answer_are_one_with_the_next(page: Browser, fake_engine: FakeEngine) -> None:
     """Else a template that insists on turns would refuse them."""
-    engine.hold_after = 0
+    fake_engine.hold_after = 0
     page.type("Hello")
     page.press("Enter")
-    wait_for(lambda: engine.running)
+    wait_for(lambda: fake_engine.running)
     page.click("#stop")
     page.wait_for(IDLE)
-    engine.hold_after = None
+    fake_engine.hold_after = None
     ask(page, "More")
-    assert engine.asked[-1][0] == "[user]Hello\n\nMore\n[assistant]"
+    assert fake_engine.asked[-1][0] == "[user]Hello\n\nMore\n[assistant]"
     ask(page, "Again")
-    assert engine.asked[-1][0] == "[user]Hello\n\nMore\n[assistant]Hello\n\nMore\n[user]Again\n[assistant]"
+    assert fake_engine.asked[-1][0] == "[user]Hello\n\nMore\n[assistant]Hello\n\nMore\n[user]Again\n[assistant]"
 
 
-def test_settings_and_errors(page: Browser, engine: FakeEngine) -> None:
+def test_settings_and_errors(page: Browser, fake_engine: FakeEngine) -> None:
     page.click("#open-settings")
     page.js("document.getElementById('system').value = 'Be brief.'; document.getElementById('max_tokens').value = 2")
     page.press("Escape")
     page.wait_for("localStorage.getItem('llmcl-settings')")
     page.js("document.getElementById('input').focus()")
     ask(page, "Hello")
-    assert messages(page)[1] == "He" and engine.asked[-1][0].startswith("[system]Be brief.\n[user]Hello")
-    engine.fail = RuntimeError("no")
+    assert messages(page)[1] == "He" and fake_engine.asked[-1][0].startswith("[system]Be brief.\n[user]Hello")
+    fake_engine.fail = RuntimeError("no")
     ask(page, "More")
     page.wait_for("document.querySelector('.error')")
     assert "RuntimeError" in page.js("document.querySelector('.error').textContent")
-    engine.fail = None
+    fake_engine.fail = None
     page.click(".assistant:last-of-type .retry")
     page.wait_for(f"{IDLE} && !document.querySelector('.error')")
     assert messages(page)[3] == "Mo" and page.js("document.querySelectorAll('.previous').length") == 1
 
 
 def test_thoughts_are_shown_apart(chromium: Browser) -> None:
-    engine = FakeEngine(byte_tokenizer(THINK_TEMPLATE))
-    engine.reply = lambda text: "Hm.</think>Four."
-    with running(engine) as server:
+    fake_engine = FakeEngine(byte_tokenizer(THINK_TEMPLATE))
+    fake_engine.reply = lambda text: "Hm.</think>Four."
+    with running(fake_engine) as server:
         open_page(chromium, server)
         ask(chromium, "2 + 2")
         assert messages(chromium)[1:] == ["Four."]
@@ -85,8 +85,8 @@ def test_thoughts_are_shown_apart(chromium: Browser) -> None:
         chromium.open("about:blank#left")
 
 
-def test_hostile_answers_are_text(page: Browser, engine: FakeEngine) -> None:
-    engine.reply = lambda text: HOSTILE
+def test_hostile_answers_are_text(page: Browser, fake_engine: FakeEngine) -> None:
+    fake_engine.reply = lambda text: HOSTILE
     ask(page, "<img src=x onerror='window.hit = 1'>")
     assert page.js("window.hit === undefined")
     tags = set(page.js("[...document.querySelectorAll('#log .message *')].map(e => e.tagName)"))
@@ -131,8 +131,8 @@ def test_the_keyboard_reaches_everything(page: Browser) -> None:
     page.wait_for("!document.getElementById('settings').open")
 
 
-def test_everything_has_a_name_for_screen_readers(page: Browser, engine: FakeEngine) -> None:
-    engine.reply = lambda text: "```py\nx\n```\n"
+def test_everything_has_a_name_for_screen_readers(page: Browser, fake_engine: FakeEngine) -> None:
+    fake_engine.reply = lambda text: "```py\nx\n```\n"
     ask(page, "Hello")
     page.click(".retry")
     page.wait_for(IDLE)
@@ -149,11 +149,11 @@ def test_everything_has_a_name_for_screen_readers(page: Browser, engine: FakeEng
     assert {"Copy message", "Copy code", "Previous version", "Edit message", "Answer again"} <= {*names["button"]}
 
 
-def test_it_fits_a_phone_and_the_dark(page: Browser, engine: FakeEngine) -> None:
+def test_it_fits_a_phone_and_the_dark(page: Browser, fake_engine: FakeEngine) -> None:
     light = page.js("getComputedStyle(document.body).backgroundColor")
     page.command("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": "dark"}])
     page.command("Emulation.setDeviceMetricsOverride", width=360, height=640, deviceScaleFactor=2, mobile=True)
-    engine.reply = lambda text: "A" * 300 + "\n\n```\n" + "B" * 300 + "\n```\n- " + "C" * 300
+    fake_engine.reply = lambda text: "A" * 300 + "\n\n```\n" + "B" * 300 + "\n```\n- " + "C" * 300
     try:
         ask(page, "A" * 300)
         page.js("import('./page/files.js').then(m => m.addFiles([new File(['x'], 'D'.repeat(100))]))")

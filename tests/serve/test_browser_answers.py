@@ -15,47 +15,47 @@ from llmcl.serve import events as serve_events
 pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is installed")
 
 
-def test_escape_ends_the_request(page: Browser, engine: FakeEngine) -> None:
-    engine.hold_after = 3
+def test_escape_ends_the_request(page: Browser, fake_engine: FakeEngine) -> None:
+    fake_engine.hold_after = 3
     page.type("Hello")
     page.press("Enter")
     page.wait_for("(document.querySelector('.assistant .text') || {}).textContent === 'Hel'")
     page.press("Escape")
-    wait_for(lambda: engine.open == 0)
+    wait_for(lambda: fake_engine.open == 0)
     page.wait_for(IDLE)
     assert messages(page) == ["Hello", "Hel"] and text_of(page, ".mark span") == "Stopped."
 
 
 @pytest.mark.parametrize("how", ["limit", pytest.param("stop", marks=pytest.mark.slow)])
-def test_a_cut_answer_goes_on(page: Browser, engine: FakeEngine, how: str) -> None:
-    engine.reply = lambda text: "one, two, three"
+def test_a_cut_answer_goes_on(page: Browser, fake_engine: FakeEngine, how: str) -> None:
+    fake_engine.reply = lambda text: "one, two, three"
     if how == "limit":
         page.js("document.getElementById('max_tokens').value = 5")
         ask(page, "Count")
         assert text_of(page, ".mark span") == "Cut off at the limit of tokens."
     else:
-        engine.hold_after = 5
+        fake_engine.hold_after = 5
         page.type("Count")
         page.press("Enter")
         page.wait_for("(document.querySelector('.assistant .text') || {}).textContent === 'one, '")
         page.click("#stop")
         page.wait_for(f"{IDLE} && {STORED}")
-        engine.hold_after = None
+        fake_engine.hold_after = None
     reload(page)  # the mark stays
     page.js("document.getElementById('max_tokens').value = 100")
-    engine.reply = lambda text: "two."
+    fake_engine.reply = lambda text: "two."
     page.click(".go-on")
     page.wait_for(f"{IDLE} && !document.querySelector('.mark')")
-    assert messages(page) == ["Count", "one, two."] and engine.asked[-1][0] == "[user]Count\n[assistant]one, "
+    assert messages(page) == ["Count", "one, two."] and fake_engine.asked[-1][0] == "[user]Count\n[assistant]one, "
     assert page.js("document.querySelectorAll('.previous').length") == 0
 
 
 def test_an_answer_that_fills_the_context_says_so(chromium: Browser) -> None:
     """It cannot go on: the next request would be longer than the context."""
-    engine = FakeEngine(byte_tokenizer())
-    engine.reply = lambda text: "x" * 50
-    with running(engine) as server:
-        server.service.ready(served(engine, max_context=40))
+    fake_engine = FakeEngine(byte_tokenizer())
+    fake_engine.reply = lambda text: "x" * 50
+    with running(fake_engine) as server:
+        server.service.ready(served(fake_engine, max_context=40))
         open_page(chromium, server)
         assert text_of(chromium, "#context") == "context 40"
         chromium.js("document.getElementById('max_tokens').value = 40 - 23")  # the fake engine has no context
@@ -66,10 +66,10 @@ def test_an_answer_that_fills_the_context_says_so(chromium: Browser) -> None:
         chromium.open("about:blank#left")
 
 
-def test_the_share_of_the_context_that_is_full(page: Browser, engine: FakeEngine) -> None:
+def test_the_share_of_the_context_that_is_full(page: Browser, fake_engine: FakeEngine) -> None:
     assert not page.js("document.getElementById('full').checkVisibility()")
     ask(page, "x" * 500)
-    total = len(byte_tokenizer().encode(engine.asked[0][0])) + 501
+    total = len(byte_tokenizer().encode(fake_engine.asked[0][0])) + 501
     share = f"context {round(100 * total / 2048)}% full (1\u202f{total - 1000:03})"
     assert text_of(page, "#full-text") == share
     assert page.js("document.getElementById('full').value") == pytest.approx(total / 2048, abs=1e-6)
@@ -79,9 +79,9 @@ def test_the_share_of_the_context_that_is_full(page: Browser, engine: FakeEngine
     assert text_of(page, "#full-text") == ""
 
 
-def test_the_progress_of_a_prompt(page: Browser, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_progress_of_a_prompt(page: Browser, fake_engine: FakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_events, "REPORT_S", 0.02)
-    engine.delay_s, engine.read = 1.0, (10, 20)
+    fake_engine.delay_s, fake_engine.read = 1.0, (10, 20)
     page.type("Hello, page")
     page.press("Enter")
     page.wait_for("!document.getElementById('progress').hidden")
@@ -90,18 +90,18 @@ def test_the_progress_of_a_prompt(page: Browser, engine: FakeEngine, monkeypatch
     assert float(figures.removesuffix(" tokens/s").rpartition(" ")[2]) > 0
     bar = page.js("(bar => [bar.value, bar.max])(document.getElementById('progress'))")
     assert bar == [20, 29]
-    engine.delay_s = 0
+    fake_engine.delay_s = 0
     page.wait_for(IDLE)
     assert page.js("document.getElementById('progress').hidden") and text_of(page, "#figures").startswith("TTFT")
 
 
-def test_copies(page: Browser, engine: FakeEngine) -> None:
+def test_copies(page: Browser, fake_engine: FakeEngine) -> None:
     page.command("Browser.grantPermissions", permissions=["clipboardReadWrite", "clipboardSanitizedWrite"])
-    engine.reply = lambda text: "# One\n\n```html\n<b>\n\n</b>\n```\n*two*"
+    fake_engine.reply = lambda text: "# One\n\n```html\n<b>\n\n</b>\n```\n*two*"
     ask(page, "Hello")
     for button, text in (
         (".code .copy", "<b>\n\n</b>"),
-        (".assistant > .tools .copy", engine.reply("")),
+        (".assistant > .tools .copy", fake_engine.reply("")),
         (".copy", "Hello"),
     ):
         page.click(button)
@@ -126,20 +126,20 @@ def drop(page: Browser, *files: tuple[str, str, str]) -> None:
     )
 
 
-def test_text_files_are_dropped_in(page: Browser, engine: FakeEngine) -> None:
+def test_text_files_are_dropped_in(page: Browser, fake_engine: FakeEngine) -> None:
     drop(page, ("a = 1\n", "a.py", "text/x-python"), ("GIF89a", "cat.gif", "image/gif"), ("b", HOSTILE, ""))
     page.wait_for("document.querySelectorAll('#files li').length === 2")
     assert text_of(page, "#notice") == "cat.gif: this server takes no images"
     page.click("#files li:nth-child(2) button")
     ask(page, "What is it?")
-    assert engine.asked[0][0] == "[user]a.py\n```\na = 1\n```\n\nWhat is it?\n[assistant]"
+    assert fake_engine.asked[0][0] == "[user]a.py\n```\na = 1\n```\n\nWhat is it?\n[assistant]"
     assert text_of(page, ".user summary") == "a.py (6 characters)" and not page.js(
         "document.querySelector('details').open"
     )
     assert text_of(page, "#notice") == "" and page.js("document.querySelectorAll('#files li').length") == 0
     page.click(".edit")  # takes the file along
     ask(page, "!")
-    assert engine.asked[1][0] == "[user]a.py\n```\na = 1\n```\n\nWhat is it?!\n[assistant]"
+    assert fake_engine.asked[1][0] == "[user]a.py\n```\na = 1\n```\n\nWhat is it?!\n[assistant]"
     assert page.js("window.hit === undefined") and asks_nobody_else(page)
 
 
@@ -158,7 +158,7 @@ def test_other_files_are_refused(page: Browser) -> None:
     assert page.js("document.querySelectorAll('#files li').length") == 0
 
 
-def test_settings_are_fields_that_the_server_reads(page: Browser, engine: FakeEngine) -> None:
+def test_settings_are_fields_that_the_server_reads(page: Browser, fake_engine: FakeEngine) -> None:
     names = page.js("import('./page/settings.js').then(m => [...m.NUMBERS, 'reasoning_effort'])")
     described: Any = page.js("fetch('openapi.json').then(a => a.json())")
     content = described["paths"]["/v1/chat/completions"]["post"]["requestBody"]["content"]
@@ -166,12 +166,12 @@ def test_settings_are_fields_that_the_server_reads(page: Browser, engine: FakeEn
     assert {*names, "return_progress", "continue_final_message", "stream_options"} <= fields.keys()
     page.js("document.getElementById('seed').value = 7; document.getElementById('min_p').value = 0.25")
     ask(page, "Hello")
-    options = engine.asked[0][1]
+    options = fake_engine.asked[0][1]
     assert options["seed"] == 7 and options["min_p"] == 0.25 and options["temperature"] == 0.8, options
 
 
 @pytest.mark.slow
-def test_settings_are_kept(page: Browser, engine: FakeEngine) -> None:
+def test_settings_are_kept(page: Browser, fake_engine: FakeEngine) -> None:
     page.click("#open-settings")
     page.js("document.getElementById('system').value = 'Be brief.'; document.getElementById('top_k').value = 5")
     page.js("document.getElementById('key').value = 'secret'")
@@ -180,4 +180,6 @@ def test_settings_are_kept(page: Browser, engine: FakeEngine) -> None:
     assert "secret" not in page.js("JSON.stringify(localStorage)")
     reload(page)
     ask(page, "Hello")
-    assert engine.asked[0][0].startswith("[system]Be brief.\n[user]Hello") and engine.asked[0][1]["top_k"] == 5
+    assert (
+        fake_engine.asked[0][0].startswith("[system]Be brief.\n[user]Hello") and fake_engine.asked[0][1]["top_k"] == 5
+    )

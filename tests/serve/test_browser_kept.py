@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(find_browser() is None, reason="no Chromium is i
 HOSTILE_TITLE = "<img src=x onerror='window.hit = 1'> \u202e \"'"
 
 
-def test_conversations_survive_a_reload(page: Browser, engine: FakeEngine) -> None:
+def test_conversations_survive_a_reload(page: Browser, fake_engine: FakeEngine) -> None:
     ask(page, "Hello")
     page.click("#fresh")
     ask(page, "Another")
@@ -27,14 +27,14 @@ def test_conversations_survive_a_reload(page: Browser, engine: FakeEngine) -> No
     page.wait_for("document.querySelector('.user').textContent.startsWith('Hello')")
     page.js("document.getElementById('input').focus()")
     ask(page, "More")
-    assert engine.asked[-1][0] == "[user]Hello\n[assistant]Hello\n[user]More\n[assistant]"
+    assert fake_engine.asked[-1][0] == "[user]Hello\n[assistant]Hello\n[user]More\n[assistant]"
     page.wait_for("document.querySelector('#list .open').textContent === 'Hello'")
     assert page.problems() == []
 
 
-def test_an_answer_is_kept_as_far_as_it_came(page: Browser, engine: FakeEngine) -> None:
+def test_an_answer_is_kept_as_far_as_it_came(page: Browser, fake_engine: FakeEngine) -> None:
     """Also where the page is closed while it is written."""
-    engine.hold_after = 3
+    fake_engine.hold_after = 3
     page.type("Hello")
     page.press("Enter")
     page.wait_for("(document.querySelector('.assistant .text') || {}).textContent === 'Hel'")
@@ -44,16 +44,16 @@ def test_an_answer_is_kept_as_far_as_it_came(page: Browser, engine: FakeEngine) 
     assert page.js("document.querySelector('.mark').textContent").startswith("Stopped.")
 
 
-def test_editing_and_retrying_lose_nothing(page: Browser, engine: FakeEngine) -> None:
+def test_editing_and_retrying_lose_nothing(page: Browser, fake_engine: FakeEngine) -> None:
     answers = iter(["one", "two", "three", "four"])
-    engine.reply = lambda text: next(answers)
+    fake_engine.reply = lambda text: next(answers)
     ask(page, "Hello")
     ask(page, "Again")
     page.click(".user .edit")
     assert value(page) == "Hello"
     ask(page, " there")
     assert messages(page) == ["Hello there", "three"]
-    assert engine.asked[-1][0] == "[user]Hello there\n[assistant]"
+    assert fake_engine.asked[-1][0] == "[user]Hello there\n[assistant]"
     page.click(".assistant .retry")
     page.wait_for(IDLE)
     assert messages(page) == ["Hello there", "four"] and versions(page) == ["2/2", "2/2"]
@@ -118,7 +118,7 @@ def test_renaming_and_deleting(page: Browser) -> None:
     assert titles(page) == messages(page) == [] and page.js("window.hit === undefined") and page.problems() == []
 
 
-def test_exported_conversations_come_back_as_they_were(page: Browser, engine: FakeEngine, tmp_path: Path) -> None:
+def test_exported_conversations_come_back_as_they_were(page: Browser, fake_engine: FakeEngine, tmp_path: Path) -> None:
     page.js("import('./page/files.js').then(m => m.addFiles([new File(['```\\nx\\n'], 'a <b>.txt')]))")
     page.wait_for("document.querySelector('#files li')")
     ask(page, "Hello \u202e <i>")
@@ -143,7 +143,7 @@ def test_exported_conversations_come_back_as_they_were(page: Browser, engine: Fa
     page.click("#list li:nth-child(2) .open")
     page.wait_for("document.querySelector('.user')")
     assert messages(page)[0] == "Hello \u202e <i>" and versions(page) == ["2/2"]
-    assert engine.asked[0][0] == "[user]a <b>.txt\n````\n```\nx\n````\n\nHello \u202e <i>\n[assistant]"
+    assert fake_engine.asked[0][0] == "[user]a <b>.txt\n````\n```\nx\n````\n\nHello \u202e <i>\n[assistant]"
 
 
 def export_all(page: Browser, folder: Path) -> Path:
