@@ -146,6 +146,7 @@ def _load_and_run(found: Collection, entry: DeviceEntry, stored: Stored) -> None
             for params in (
                 SamplingParams(),
                 SamplingParams(temperature=0.8, top_k=40, logit_bias={1: 1.0}, logprobs=5),
+                SamplingParams(dry_multiplier=0.8),
             ):
                 model.sampler.configure(params)
                 decode += model.sampler.launches
