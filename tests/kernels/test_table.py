@@ -30,6 +30,7 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.weights import WeightTypes, load_weights, random_weights, stored_formats
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
+from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import KernelSource
 from llmcl.speculation.verification import Verification
@@ -110,6 +111,7 @@ def bound(device: RecordingDevice, config: ModelConfig, format: str) -> None:
     mods = trace_layer_mods(config, 512).bind(device)
     Batch(Model(device, config, weights, cache, logit_rows=4, step_rows=64, mods=mods), 4, 64)
     model = Model(device, config, weights, cache, mods=mods)
+    model.sampler.configure(SamplingParams(dry_multiplier=0.8))
     if cache.states is None:
         Verification(model)
     logits = model.act.logits
