@@ -49,7 +49,7 @@ def test_the_wheel_has_the_package_alone(built: tuple[Path, Path]) -> None:
     with zipfile.ZipFile(built[1]) as wheel:
         names = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert names == files_of("llmcl")
-    assert {Path(name).suffix for name in names} >= {".py", ".cl", ".json", ".typed"}
+    assert {Path(name).suffix for name in names} >= {".py", ".cl", ".js", ".json", ".typed"}
 
 
 def test_the_sdist_has_what_builds_tests_and_explains_the_package(built: tuple[Path, Path]) -> None:
