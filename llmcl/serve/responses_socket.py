@@ -28,7 +28,7 @@ _ERROR = b'{"type": "error"'
 class Sockets:
     """Passes a WebSocket handshake through the application as a GET request: the same checks hold for it.
 
-    The application refuses it with a response, or calls the Socket that `socket_of` returns.
+    The application refuses it with a response, or calls the Socket that `accept` returns.
     """
 
     def __init__(self, app: ASGIApp, max_waiting_bytes: int, limit_s: float):
