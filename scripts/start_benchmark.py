@@ -89,7 +89,8 @@ def _start(
         took[name] = round(now - since, 3)
         return now
 
-    with load_model(model, loading, random=random, ctx_size=None, quiet=True) as llm:
+    in_load = not through_engine  # an engine compiles kernels of its own, as in llmcl serve
+    with load_model(model, loading, random=random, ctx_size=None, compile_kernels=in_load, quiet=True) as llm:
         note("load", began)
         prompts = [[(7 * i + k) % 1000 + 1 for k in range(n_prompt)] for i in range(N_AT_ONCE + 1)]
         if through_engine:

@@ -135,6 +135,7 @@ def load_model(
     import llmcl
 
     settings: dict[str, Any] = {
+        "compile_kernels": compile_kernels,
         "device": device or loading.device,
         "dtype": loading.dtype,
         "activation_dtype": loading.activation_dtype,
@@ -153,7 +154,6 @@ def load_model(
     if random is not None:
         load: Any = partial(llmcl.load_random, random)
     else:
-        settings |= {"compile_kernels": compile_kernels}
         load = partial(llmcl.load, str(model), offline=loading.offline, quantize=loading.quantize)
     with progress_bar(quiet or progress is not None) as bar:
         llm: LLM = load(progress=progress or bar, **settings)

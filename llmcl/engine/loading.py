@@ -212,19 +212,21 @@ def load_random(
     kernel_options: Mapping[str, int] | None = None,
     progress: Progress | None = None,
     seed: int = 0,
+    compile_kernels: bool = True,
 ) -> LLM:
     """Returns a model with a real shape and random weights made on the device, to measure speed without a download.
 
     shape: a name in random_shapes.RANDOM_SHAPES, such as "llama-3.2-1b", or the path of a config.json. The model has no
     tokenizer: prompts are token ids, and pieces have no text. dtype: as in `load`, or "q8_0", "q4_0" or another
     quantised type (docs/guide/quantization.md): random numbers and scales, with 8-bit embedding and output head.
-    "q4_k_m" and "q5_k_m" use the tensor formats of llama.cpp files with the same name.
+    "q4_k_m" and "q5_k_m" use the tensor formats of llama.cpp files with the same name. compile_kernels: as in `load`.
 
     Raises a subclass of LlmclError, as `load` does.
     """
     start = time.perf_counter()
     check_function("progress", progress)
     check_whole("seed", seed, 0)
+    check_flags(compile_kernels=compile_kernels)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     config = random_shape_config(shape)
     exact = _is_exact(activation_dtype)
@@ -239,6 +241,7 @@ def load_random(
         types,
         cache,
         progress=progress,
+        compile_kernels=compile_kernels,
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm

@@ -227,6 +227,7 @@ def test_a_name_may_be_a_path() -> None:
         ("smollm2-135m", {"dtype": []}, r"dtype is \[\]; expected"),
         ("smollm2-135m", {"seed": "1"}, "seed is '1'; expected a whole number, 0 or more"),
         ("smollm2-135m", {"progress": 5}, "progress is 5; expected a function"),
+        ("smollm2-135m", {"compile_kernels": 1}, "compile_kernels is 1; expected True or False"),
     ],
 )
 def test_bad_settings_of_random_weights_are_refused(shape: Any, options: dict[str, Any], message: str) -> None:
