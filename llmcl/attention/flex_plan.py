@@ -184,6 +184,8 @@ class FlexPlan:
         if strides is not None:
             call_constants |= {"ARRAYS": True, "STRIDES": STRIDES, "OUT": KERNEL_NAMES[self.dtypes["out"]]}
             call_constants["ARRAY_BLOCKS"] = f"state[{ARRAY_BLOCKS}]"
+            if p.width != p.head_dim:
+                call_constants["WIDTH"] = p.width
             if p.page_tokens:
                 call_constants["KV_PAGE"] = p.page_tokens
                 call_constants["PAGE_TABLE"] = f"({PAGE_TABLE}+get_group_id(2)*state[{N_PAGES}])"

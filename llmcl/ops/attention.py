@@ -292,13 +292,12 @@ def prefill_tiles(
 def head_dim_for_arrays(device: Device, width: int, kv_dtype: str, variant: str | None = None) -> int:
     """Returns the column count used for attention on arrays with `width` columns.
 
-    Rounds up to a multiple of 16, or of 64 if only then the device has a specialised kernel. variant: the requested
-    variant.
+    Rounds up to a multiple of 16, or of 64 or 256 if only then the device has a specialised kernel. variant: the
+    requested variant.
     """
-    size, wider = (-(-width // multiple) * multiple for multiple in (16, 64))
-    if variant is not None or table.pick(AttentionPrefill, device, kv_dtype, wider).runs_anywhere:
-        return size
-    return wider if table.pick(AttentionPrefill, device, kv_dtype, size).runs_anywhere else size
+    sizes = [-(-width // multiple) * multiple for multiple in (16, 64, 256)]
+    special = (size for size in sizes if not table.pick(AttentionPrefill, device, kv_dtype, size).runs_anywhere)
+    return sizes[0] if variant is not None else next(special, sizes[0])
 
 
 def few_queries_implementation(device: Device, dtype: str, width: int, rows: int) -> AttentionFewQueries | None:

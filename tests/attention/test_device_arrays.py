@@ -48,6 +48,21 @@ def test_equal_those_of_the_host(device: Any, dtype: Any, form: Any) -> None:
         assert np.array_equal(out.get(), expected) and np.array_equal(lse.get(), expected_lse)
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("width", [8, 40, 72, 96, 104])
+@pytest.mark.parametrize("out_dtype", [None, "float32"])
+def test_heads_of_other_sizes(device: Any, width: int, out_dtype: str | None) -> None:
+    """A Hopper GPU reads these in place and fills up rows itself."""
+    q, k, v = host = arrays(260, width, np.float16)
+    mask = create_block_mask(masks.causal, None, None, 260, 260)
+    out = flex_attention(*moved(device, host), block_mask=mask, enable_gqa=True, device=device, out_dtype=out_dtype)
+    k, v = (np.repeat(x.astype(np.float64), 2, axis=1) for x in (k, v))
+    scores = np.where(np.tri(260, dtype=bool), q.astype(np.float64) @ k.swapaxes(2, 3) / width**0.5, -np.inf)
+    weights = np.exp(scores - scores.max(-1, keepdims=True))
+    expected = weights / weights.sum(-1, keepdims=True) @ v
+    assert np.abs(out.get() - expected).max() < 2e-3
+
+
 def test_the_documented_example() -> None:
     device = llmcl.Device.open()
     q, k, v = (to_device(device.queue, x, allocator=device.allocator) for x in arrays())

@@ -169,7 +169,7 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
         return min(device.compute_units, n_q_heads * -(-n // tiles.block_m)), 1, batch
 
     def reads_arrays(self, device: Device, dtype: str, width: int) -> bool:
-        return self.supports(dtype, width) and has_tensor_maps(device.entry)
+        return is_16_bit(dtype) and width % 8 == 0 and width <= 128 and has_tensor_maps(device.entry)
 
 
 class NvidiaAttentionFewQueries(AttentionFewQueries):

@@ -12,12 +12,15 @@
 //                           K  columns 64 c to 64 c + 63 of key j at (BLOCK_N c + j) 128            (ROWS_128)
 //                           V  the same                                                            (SWIZZLE_128)
 //
+// Arrays may have WIDTH columns, a multiple of 8 below HEAD_DIM. The copy engine fills up rows in local memory with zeros, and the
+// products leave out most of them.
+//
 // tensor_maps  see prefill_copies.cl
 //
 // Index space: groups (any number, 1, batch) with 384 work-items; each group takes items in turns. With ORDER (an expression; needs
 // KV_BLOCK_RANGES) the items are block N_Q_HEADS + head in ranges[ORDER ..], otherwise items with the longest rows come first.
 // Build: KV (f16 or bf16), HEAD_DIM (64 or 128), N_KV_HEADS, constants for query_address.cl and attention_arrays.cl, SCALE,
-// KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM).
+// KV_BLOCK_RANGES, LSE, BLOCK_M (128), BLOCK_N (128), DV_TILE (HEAD_DIM), optional WIDTH.
 // Local memory: 256 HEAD_DIM (1 + 2 STAGES) bytes and a little. For pages of keys and values see kv_address.cl.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(CAPACITY) || \
     !defined(SCALE) || !defined(BLOCK_M) || !defined(BLOCK_N) || !defined(Q_STRIDE) || !defined(KV_BLOCK_RANGES) || \
@@ -56,9 +59,15 @@
 #define GROUP_ITEMS ((CONSUMER_WARPS + PRODUCER_WARPS) * WARP)
 #define TILE_BYTES (BLOCK_N * HEAD_DIM * 2)
 #if HEAD_DIM == 64
+#define OUT_COLUMNS 64  // computed; a lane has half as many sums
 #define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_4
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_64_CHAIN_8
+#elif WIDTH <= 96
+#define OUT_COLUMNS 96
+#define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_6
+#define MULTIPLY_VALUES WGMMA_FRAGMENTS_96_CHAIN_8
 #else
+#define OUT_COLUMNS 128
 #define KEYS_BY_QUERIES WGMMA_ROWS_128_CHAIN_8
 #define MULTIPLY_VALUES WGMMA_FRAGMENTS_128_CHAIN_8
 #endif
@@ -218,7 +227,7 @@ inline uint4 transposed_in_4(uint4 v, const int lane) {
 }
 
 // Writes output and lse for the lane's rows t and t + 8, and resets their states.
-inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
+inline void write_rows(float acc[OUT_COLUMNS / 2], float m[2], float l[2], __global void* out, __global float* lse, const int batch,
                        const int head, const int t_first, const int n, const int lane MAX_SCORES_PARAM SINKS_PARAM) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
@@ -229,20 +238,20 @@ inline void write_rows(float acc[HEAD_DIM / 2], float m[2], float l[2], __global
 #if WHOLE_STORES
         __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, min(t, n - 1), n, N_Q_HEADS) + lane % 4 * 8;
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 32; ++i) {
+        for (int i = 0; i < OUT_COLUMNS / 32; ++i) {
             uint4 words;  // the lane's columns in each of 4 times 8, then 8 neighbouring columns
             words.x = CAT(narrow_output_, OUT)(acc[16 * i + 2 * h] * norm, acc[16 * i + 2 * h + 1] * norm);
             words.y = CAT(narrow_output_, OUT)(acc[16 * i + 4 + 2 * h] * norm, acc[16 * i + 5 + 2 * h] * norm);
             words.z = CAT(narrow_output_, OUT)(acc[16 * i + 8 + 2 * h] * norm, acc[16 * i + 9 + 2 * h] * norm);
             words.w = CAT(narrow_output_, OUT)(acc[16 * i + 12 + 2 * h] * norm, acc[16 * i + 13 + 2 * h] * norm);
             words = transposed_in_4(words, lane);
-            if (t < n) *(__global uint4*)(y + i * 32) = words;
+            if (t < n && i * 32 + lane % 4 * 8 < WIDTH) *(__global uint4*)(y + i * 32) = words;
         }
 #else
         if (t < n) {
             __global CAT(OUT, _t)* y = (__global CAT(OUT, _t)*)out + output_of(batch, head, t, n, N_Q_HEADS) + 2 * (lane % 4);
 #pragma unroll
-            for (int i = 0; i < HEAD_DIM / 8; ++i)
+            for (int i = 0; i < WIDTH / 8; ++i)
                 CAT(store_pair_, OUT)(y + i * 8, acc[4 * i + 2 * h] * norm, acc[4 * i + 2 * h + 1] * norm);
         }
 #endif
@@ -309,7 +318,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
     OPERAND(k_low + (at) * (TILE_BYTES / 16) + (i) / 4 * (BLOCK_N * 128 / 16) + (i) % 4 * 2, 1024, ROWS_128)
     const uint v_low = OPERAND_LOW(vs, BLOCK_N * 128);
 #define V_OPERAND(at, i) OPERAND(v_low + (at) * (TILE_BYTES / 16) + (i) * 128, 1024, SWIZZLE_128)
-    float s[BLOCK_N / 2], acc[HEAD_DIM / 2], m[2], l[2], shrink[2];
+    float s[BLOCK_N / 2], acc[OUT_COLUMNS / 2], m[2], l[2], shrink[2];
     uint4 p[BLOCK_N / 16];
     uint q_parity = 0;
 // Waits for an item's queries; and releases the queries after all of the item's scores.
@@ -334,7 +343,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
 #define SETTLE_SCORES \
     _Pragma("unroll") for (int i = 0; i < BLOCK_N / 2; i += 32) WGMMA_SETTLE32(s, i)
 #define SETTLE_OUTPUT \
-    _Pragma("unroll") for (int i = 0; i < HEAD_DIM / 2; i += 32) WGMMA_SETTLE32(acc, i)
+    _Pragma("unroll") for (int i = 0; i < OUT_COLUMNS / 2; i += 16) WGMMA_SETTLE16(acc, i)
 
     item it = TAKE(0);
     if (it.t0 < 0) return;
@@ -359,7 +368,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
         it = TAKE(turn);  // requested before it is needed
         tile keys = tiles[stage];
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] = 0.0f;  // while no product is running
+        for (int i = 0; i < OUT_COLUMNS / 2; ++i) acc[i] = 0.0f;  // while no product is running
         if (lane == 0) mbarrier_arrive(k_empty + 8 * stage);
         RETURN_QUERIES(keys.last);
         row_terms terms = TERMS_OF(keys);
@@ -388,7 +397,7 @@ void attention_prefill(__global const QUERY_T* queries, __global const int* stat
             if (lane == 0) mbarrier_arrive(v_empty + 8 * stage);
             if (warp_any(shrink[0] != 1.0f || shrink[1] != 1.0f)) {
 #pragma unroll
-                for (int i = 0; i < HEAD_DIM / 2; ++i) acc[i] *= shrink[i / 2 % 2];
+                for (int i = 0; i < OUT_COLUMNS / 2; ++i) acc[i] *= shrink[i / 2 % 2];
             }
             narrow_weights(p, s);
             stage = next_stage;

@@ -15,14 +15,14 @@ typedef struct {
     uint tiles, full, empty;
 } copy_place;
 
-// The keys or the values: [batches or pages][heads][CAPACITY rows][HEAD_DIM].
+// The keys or the values: [batches or pages][heads][CAPACITY rows][WIDTH].
 #ifdef KV_PAGE
 #define BLOCK_STRIDE(of) ((long)(PAGE_ROWS) * ROW_STRIDE(of))
 #else
 #define BLOCK_STRIDE(of) ((long)state[STRIDES + (of)])
 #endif
 inline array_form form_of(const int of, __global const int* state) {
-    const array_form form = {HEAD_DIM, PART_KEYS, {CAPACITY, N_KV_HEADS, ARRAY_BLOCKS},
+    const array_form form = {WIDTH, PART_KEYS, {CAPACITY, N_KV_HEADS, ARRAY_BLOCKS},
                              {2 * (long)ROW_STRIDE(of), 2 * (long)state[STRIDES + (of) + 1], 2 * BLOCK_STRIDE(of)}};
     return form;
 }
@@ -43,7 +43,7 @@ inline void copy_queries(const copy_place to, __global const int* state, __globa
                          const uint fields) {
     const int n = state[STATE_N_TOKENS];
     const long head_stride = state[STRIDES + QUERIES + 1], batch_stride = state[STRIDES + QUERIES];
-    const array_form form = {HEAD_DIM, 64, {n, N_Q_HEADS, get_num_groups(2)},
+    const array_form form = {WIDTH, 64, {n, N_Q_HEADS, get_num_groups(2)},
                              {2 * (long)ROW_STRIDE(QUERIES), 2 * head_stride, 2 * batch_stride}};
     __global char* map = map_of(tensor_maps, fields, COPY_WARPS, queries, form, batch, lane);
     uint parity = 1;

@@ -51,6 +51,7 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 #define SUMS_FROM_32 \
     "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, " \
     "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63"
+#define SUMS_FROM_32_TO_48 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47"
 #define SUMS_FROM_64 \
     "%64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75, %76, %77, %78, %79, " \
     "%80, %81, %82, %83, %84, %85, %86, %87, %88, %89, %90, %91, %92, %93, %94, %95"
@@ -111,6 +112,7 @@ inline ulong wgmma_operand(const uint address, const uint leading, const uint st
 
 // After a wait, before ordinary use of the sums: keeps the compiler from moving the use ahead of the wait.
 #define WGMMA_SETTLE32(s, i) asm volatile("" : SUMS32(s, i))
+#define WGMMA_SETTLE16(s, i) asm volatile("" : SUMS8(s, i), SUMS8(s, i + 8))
 
 inline void store4_local(const uint to, const uint v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(to), "r"(v) : "memory");
