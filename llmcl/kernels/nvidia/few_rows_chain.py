@@ -93,6 +93,7 @@ class NvidiaFewRowsChain(PersistentStep):
     """
 
     name, file = "nvidia", FILE
+    rounds_to_16_bits = True
     few_rows = True
 
     def supports_device(self, device: Device) -> bool:
