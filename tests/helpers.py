@@ -27,6 +27,7 @@ from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.linear import PackedActivations
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, WeightPart
+from llmcl.kernels.cpu.attention import PAIRED
 from llmcl.reference import rope_table, round_bfloat16, to_tiles
 from llmcl.runtime.device import Buffer, Device, Launch
 
@@ -387,7 +388,7 @@ def read_packed(device: Device, rows: PackedActivations, n: int) -> NDArray[np.f
 
 def paired_buffers(step: StepState, values: int) -> list[Buffer]:
     """Where prefill on a CPU keeps as many keys' and values' numbers in bfloat16: see kernels/cpu/pair_cache.cl."""
-    return [step.scratch(f"paired {name}, {2 * values} bytes", 2 * values) for name in ("keys", "values")]
+    return [step.scratch(f"{PAIRED} {name}, {2 * values} bytes", 2 * values) for name in ("keys", "values")]
 
 
 def rotations(head_dim: int, positions: NDArray[Any]) -> NDArray[np.float32]:

@@ -35,6 +35,7 @@ CASES = [  # heads; whether queries stay exact where the device would round them
     ((3, 3, 32), False),
     ((9, 3, 64), True),
     pytest.param((8, 1, 128), False, marks=pytest.mark.slow),
+    pytest.param((4, 2, 256), False, marks=[pytest.mark.slow, pytest.mark.gpu]),
 ]
 
 
@@ -47,6 +48,11 @@ def eight_bits(x: np.ndarray) -> np.ndarray:
 
 def rounds_queries(device: Device, exact: bool) -> bool:
     return device.is_cpu and dot_form(device) > 0 and not exact
+
+
+def widens(device: Device, shape: AttentionShape) -> bool:
+    """Whether values, and in prefill keys, become float16 and not float32."""
+    return prefill_dtype(device, shape) == "float16"
 
 
 def within_the_format(actual: np.ndarray, x: np.ndarray) -> bool:
@@ -154,6 +160,9 @@ def outputs(
         seen = [reference.round_bfloat16(rows) for rows in seen]
     elif rounds:
         queries = eight_bits(queries)
+    elif widens(device, cache.shape):
+        rounds = n > 1  # prefill's queries and weights, too
+        seen = [rows.astype(np.float16) if rounds or rows is seen[1] else rows for rows in seen]
     expected = reference.attention(queries, *seen, position, **rules)
     actual = read_guarded(device, out, np.float32, expected.shape)
     assert relative_error(actual, expected) < (ROUNDED if rounds else EXACT)

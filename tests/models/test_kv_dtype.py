@@ -17,8 +17,6 @@ from llmcl import reference
 from llmcl.checkpoint.quantize import quantize_rows
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
-from llmcl.kernels.nvidia.persistent_layers import NvidiaPersistentLayers
-from llmcl.models.stack import decode_layers
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
@@ -83,12 +81,3 @@ def test_heads_that_the_format_cannot_hold_are_refused(tmp_path: Path, default_d
     shape.write_text(json.dumps({"model_type": "llama", "vocab_size": 64, "rms_norm_eps": 1e-5, **sizes}))
     with pytest.raises(UsageError, match=r"head_dim of 80, which a q8_0 KV cache cannot hold.*multiple of 32"):
         llmcl.load_random(str(shape), device=default_device, kv_dtype="q8_0", max_context=64)
-
-
-def test_the_persistent_kernel_of_nvidia_is_refused(tmp_path: Path, default_device: Device) -> None:
-    folder = save_folder(tmp_path / "model", CONFIG, random_weights(CONFIG, seed=3))
-    with llmcl.load(str(folder), device=default_device, **OPTIONS) as llm:
-        layers = decode_layers(llm.model.layers, llm.model.decode_ops)
-        assert not isinstance(layers, str)
-        reason = NvidiaPersistentLayers().unsupported_reason(llm.device, layers)
-    assert reason is not None and "16-bit" in reason and "q8_0" in reason

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
-from llmcl.kernels.common import step_state
 from llmcl.kernels.common.attention import (
     AttentionDecode,
     AttentionPrefill,
@@ -16,15 +14,15 @@ from llmcl.kernels.common.attention import (
     TileRequest,
     check_block_sizes,
 )
+from llmcl.kernels.common.cache_copy import CacheCopy
 from llmcl.kernels.common.dtype import QUANTIZED
-from llmcl.kernels.common.ragged_step import Cut, RaggedStep
 from llmcl.kernels.common.sizes import largest_divisor
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.cpu.dot_product import bf16_dot_form, dot_form
 from llmcl.kernels.cpu.linear import has_wide_registers
 from llmcl.kernels.cpu.variant import CpuVariant
 from llmcl.kernels.implementation import Size
-from llmcl.runtime.device import Buffer, Cost, Device, Launch
+from llmcl.runtime.device import Buffer, Device, Launch
 
 SUMS, NARROW_SUMS = 24, 4  # vectors of 16 sums that fit beside the operands in 32 registers with 512 bits, 16 with 256
 NARROW_BLOCK_N = 32
@@ -86,6 +84,10 @@ class CpuAttentionDecode(CpuVariant, AttentionDecode):
         return constants | _dot_constant(device, shape), 1
 
 
+def _pairs(device: Device) -> CacheCopy:
+    return CacheCopy("cpu/pair_cache.cl", PAIRED, 1, 4 * device.compute_units)
+
+
 class CpuAttentionPrefill(CpuVariant, AttentionPrefill):
     file = "cpu/attention_prefill.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "Q_STRIDE", "SCALE"
@@ -100,32 +102,11 @@ class CpuAttentionPrefill(CpuVariant, AttentionPrefill):
     ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
         if self.operand_dtype(device, shape) != PAIRED:
             return shape, k, v, shape.constants(step) | _dot_constant(device, shape), []
-        if isinstance(step, RaggedStep):  # several sequences: read from the pages
-            paired = replace(shape, kv_dtype=PAIRED)
-            runs = step.pieces(Cut(0))
-        else:
-            paged = shape.page_tokens * step.n_pages
-            paired = replace(shape, capacity=paged or shape.capacity, kv_dtype=PAIRED, page_tokens=0)
-            runs = None
-        nbytes = self.scratch_bytes(device, replace(shape, capacity=paired.capacity)) // 2
-        keys, values = (step.scratch(f"paired {name}, {nbytes} bytes", nbytes) for name in ("keys", "values"))
-        constants = paired.constants(step, step_state.COPY_CAPACITY)
-        launch = device.launch(
-            "cpu/pair_cache.cl",
-            "pair_cache",
-            {**shape.constants(step), "PAIRED": constants["CAPACITY"], **(runs.constants if runs else {})},
-            [step.state, k, v, keys, values],
-            groups=lambda n: (shape.n_kv_heads, 4 * device.compute_units, runs.n if runs else 1),
-            local=(1, 1, 1),
-            cost=lambda n, position: Cost(
-                2.0 * shape.n_kv_heads * (shape.row_bytes + 2 * shape.head_dim) * (position + n)
-            ),
-        )
-        return paired, keys, values, constants | {"DOT": bf16_dot_form(device)}, [launch]
+        copied, keys, values, constants, launches = _pairs(device).bind(device, shape, step, k, v)
+        return copied, keys, values, constants | {"DOT": bf16_dot_form(device)}, launches
 
     def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
-        paired = self.operand_dtype(device, shape) == PAIRED
-        return 4 * shape.n_kv_heads * shape.head_dim * shape.capacity if paired else 0
+        return _pairs(device).nbytes(shape) if self.operand_dtype(device, shape) == PAIRED else 0
 
     def tiles(self, device: Device, head_dim: int, dtype: str, request: TileRequest) -> PrefillTiles:
         # 6 rows by 4 vectors if operands are widened, else 4 by 4; 2 by 2 in narrow registers (notes/cpu.md).

@@ -1,8 +1,8 @@
 // Rounds a layer's keys and values to bfloat16 pairs, in the format cpu/paired_tile.cl takes for a step's tokens.
 //
 // k_cache, v_cache  KV (f16, bf16 or q8_0), N_KV_HEADS heads, contiguous or in pages: see kv_cache.cl
-// keys      bfloat16 [N_KV_HEADS][PAIRED/16][HEAD_DIM/2][16][2]     a lane has two neighbouring dimensions of its key
-// values    bfloat16 [N_KV_HEADS][PAIRED/2][HEAD_DIM][2]            a lane has its column for two neighbouring keys
+// keys      bfloat16 [N_KV_HEADS][COPY_ROWS/16][HEAD_DIM/2][16][2]     a lane has two neighbouring dimensions of its key
+// values    bfloat16 [N_KV_HEADS][COPY_ROWS/2][HEAD_DIM][2]            a lane has its column for two neighbouring keys
 //
 // Rounds to nearest, ties to even. Missing keys have values of 0.
 //
@@ -10,10 +10,10 @@
 //
 // Index space: (N_KV_HEADS, any number of parts), local size 1; the parts take 16-key tiles in turn. With several sequences a further
 // dimension counts the step's runs.
-// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, PAIRED (most keys in a text or in the cache: a multiple of 64), step state constants.
-#if !defined(KV) || !defined(HEAD_DIM) || !defined(CAPACITY) || !defined(PAIRED) || !defined(STATE_POSITION) || \
+// Build: KV, N_KV_HEADS, HEAD_DIM, CAPACITY, COPY_ROWS (most keys in a text or in the cache: a multiple of 64), step state constants.
+#if !defined(KV) || !defined(HEAD_DIM) || !defined(CAPACITY) || !defined(COPY_ROWS) || !defined(STATE_POSITION) || \
     !defined(STATE_N_TOKENS)
-#error "cpu/pair_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY, PAIRED and those of the step state"
+#error "cpu/pair_cache.cl needs the build constants KV, HEAD_DIM, CAPACITY, COPY_ROWS and those of the step state"
 #endif
 #include "common/kv_cache.cl"
 #include "common/step_rows.cl"
@@ -50,10 +50,10 @@ void pair_cache(__global const int* state, __global const kv_t* k_cache, __globa
     const int4 piece = piece_at(state, get_group_id(2));
     const int end = piece.w + piece.z;
     state = sequence_at(state, piece.x);
-#define PAIRED_ROW row
+#define COPY_ROW row
 #else
     const int end = state[STATE_POSITION] + state[STATE_N_TOKENS];
-#define PAIRED_ROW j
+#define COPY_ROW j
 #endif
     k_cache += head * KV_HEAD_SIZE;
     v_cache += head * KV_HEAD_SIZE;
@@ -61,7 +61,7 @@ void pair_cache(__global const int* state, __global const kv_t* k_cache, __globa
         const int row = kv_row(state, j);
         __global const kv_t* k = KV_TILES_AT(k_cache, row);
         __global const kv_t* v = KV_TILES_AT(v_cache, row);
-        const size_t tile = ((size_t)head * PAIRED + PAIRED_ROW) * (HEAD_DIM / 2);
+        const size_t tile = ((size_t)head * COPY_ROWS + COPY_ROW) * (HEAD_DIM / 2);
         for (int d = 0; d < HEAD_DIM; d += 2)
             *(__global uint16*)(keys + tile + d * 8) = pairs(load_key(k, d), load_key(k, d + 1));
         for (int i = 0; i < 16; i += 2) {

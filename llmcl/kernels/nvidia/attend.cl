@@ -12,10 +12,10 @@
 //           dimensions of each key, a warp 128 neighbouring bytes of four keys; a byte permutation per register makes the pairs
 //
 // A query takes two of the right operand's 8 columns: the value rounded to 16 bits, and the rest. The softmax weights take two
-// columns, too. Four queries fill a fragment (a quad), and a lane has scores, maximum, sum and accumulators for query t in each
+// columns, too. For q8_0 see kv_tiles_q8_0.cl. Four queries fill a fragment (a quad), and a lane has scores, maximum, sum and accumulators for query t in each
 // quad. At the end a group merges its warps' states. The calling kernel merges the splits' states.
 //
-// Build: KV (f16 or bf16), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16), N_SPLITS,
+// Build: KV (f16, bf16 or q8_0), HEAD_DIM (64, 128 or 256), N_Q_HEADS, N_KV_HEADS, GROUP_SIZE, CAPACITY (a multiple of 16), N_SPLITS,
 // SCALE, WARPS; SPLIT_TILES (1): minimum tiles per warp before adding a split. Local memory: attend_space.
 #if !defined(KV) || !defined(HEAD_DIM) || !defined(N_Q_HEADS) || !defined(N_KV_HEADS) || !defined(GROUP_SIZE) || \
     !defined(CAPACITY) || !defined(N_SPLITS) || !defined(SCALE) || !defined(WARPS) || !defined(STATE_POSITION)
@@ -27,6 +27,15 @@
 #include "common/online_softmax.cl"
 #include "common/attention_mods.cl"
 #include "common/kv_address.cl"
+
+#define IN_8_BITS_f16 0
+#define IN_8_BITS_bf16 0
+#define IN_8_BITS_q8_0 1
+#define IN_8_BITS CAT(IN_8_BITS_, KV)
+#define MET_f16 f16
+#define MET_bf16 bf16
+#define MET_q8_0 f16
+#define MET CAT(MET_, KV)  // the type in which keys and values meet queries and weights
 
 #define LOCAL_SIZE (WARP * WARPS)
 #define KEY_TILE 16  // keys per tile
@@ -48,6 +57,8 @@
 // Per tile: first the keys, at the end accumulators [GROUP_SIZE][HEAD_DIM], m and l for each query.
 #define KEY_TILE_FLOATS (KEY_TILE * HEAD_DIM / 2)
 #define STATE_FLOATS (GROUP_SIZE * (HEAD_DIM + 2))
+// The new key [HEAD_DIM] in 16 bits; with q8_0, whose groups need all of a row first, the new key and value in float32.
+#define NEW_FLOATS (IN_8_BITS ? 2 * HEAD_DIM : HEAD_DIM / 2)
 #define WARP_FLOATS MAX(KEY_TILE_FLOATS, (STATE_FLOATS + 3) / 4 * 4)
 
 #if HEAD_DIM % 64 || HEAD_DIM > 256
@@ -100,7 +111,7 @@ typedef struct {
 // A group's local memory.
 typedef struct {
     __local float* queries;  // QUERY_FLOATS
-    __local ushort* new_key;  // [HEAD_DIM], in the group that appends the key
+    __local float* new_rows;  // NEW_FLOATS, in the group that appends a key and a value
     __local float* warps;    // ATTEND_WARPS times WARP_FLOATS, `stride` floats apart
     int stride;
     __local float* squares;  // [2][WARPS], for norms over all heads
@@ -115,10 +126,6 @@ typedef struct {
 // A tile's values in registers: all pieces of 64 dimensions, or fewer at a time if accumulators need the registers.
 #define VALUE_PIECES (WARPS <= 4 || QUADS * OWN_DIMS <= 128 ? OWN_DIMS / 64 : 1)
 #define VALUES_AHEAD (VALUE_PIECES == OWN_DIMS / 64)  // request the next tile's values as soon as the current values have been used
-typedef struct {
-    uint4 of[VALUE_PIECES][4];
-} value_tile;
-
 // The warp's part of a tile, the tile's number in the group, and the barrier between a tile's warps.
 #if TILE_WARPS == 1
 #define PART_OF_TILE 0
@@ -130,49 +137,11 @@ typedef struct {
 #define tile_sync() named_barrier(1 + TILE_OF(this_item()), TILE_WARPS * WARP)
 #endif
 
-// Starts the copy of a tile's keys, if the tile exists, into the warps' memory, which must be free. The two halves of a dimension's
-// 16 keys are swapped where they would share banks with the dimension four before.
-inline void copy_keys(__local float* own, const kv_split* s, __global const int* state,
-                      __global const CAT(KV, _t)* k_cache, const int j, const int lane) {
-    if (j < s->end) {
-        __global const CAT(KV, _t)* k = k_cache + (s->row + kv_row(state, j)) * HEAD_DIM + lane * 8;
-        const uint to = local_address(own) + (lane ^ (lane / 8 & 1)) * 16;
-        const int first = PART_OF_TILE * VALUE_STEPS;
-#pragma unroll
-        for (int i = 0; i < VALUE_STEPS; ++i) copy16_async(to + (first + i) * 512, k + (first + i) * 256, true);
-    }
-    copy_commit();
-}
-
-// Loads pieces `piece` to before `end_piece`.
-inline void load_values(value_tile* values, const kv_split* s, __global const int* state,
-                        __global const CAT(KV, _t)* v_cache, const int j, const int lane, const int piece, const int end_piece) {
-    if (j >= s->end) return;
-    const int last = s->end - 1 - j;  // a key past the end has weight 0, but memory may hold NaN there
-    __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM + PART_OF_TILE * OWN_DIMS + lane / 4 * 8;
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-        const int key = min(VALUE_KEY(lane, i), last);
-#pragma unroll
-        for (int h = piece; h < end_piece; ++h) values->of[h % VALUE_PIECES][i] = load16_words(v + key * HEAD_DIM + h * 64);
-    }
-}
-
-// Prefetches a tile's values into the L2 cache.
-inline void fetch_values(const kv_split* s, __global const int* state, __global const CAT(KV, _t)* v_cache, const int j,
-                         const int lane) {
-    if (j >= s->end) return;
-    __global const CAT(KV, _t)* v = v_cache + (s->row + kv_row(state, j)) * HEAD_DIM;
-    for (int i = PART_OF_TILE * WARP + lane; i < HEAD_DIM / 4; i += TILE_WARPS * WARP) fetch_line(v + i * 64);  // lines with 128 bytes
-}
-
-// Stores the new key as key `place` of a tile whose other keys are in memory or on the way.
-inline void put_key(__local float* own, __local const ushort* key, const int place, const int lane) {
-    COPY_WAIT(0);
-    tile_sync();
-    for (int dim = PART_OF_TILE * WARP + lane; dim < HEAD_DIM; dim += TILE_WARPS * WARP)
-        ((__local ushort*)own)[dim * 16 + (place ^ dim / 4 % 2 * 8)] = key[dim];
-}
+#if IN_8_BITS
+#include "nvidia/kv_tiles_q8_0.cl"
+#else
+#include "nvidia/kv_tiles_16_bit.cl"
+#endif
 
 // A tile of keys from `first` on, and its visibility (TILE_*); first >= s->end if there is no tile.
 typedef struct {
@@ -196,13 +165,13 @@ inline uint upper_halves(const uint a, const uint b) { return permute(a, b, 0x76
 
 // A number rounded to 16 bits, in the lower half, and the rest in the upper half.
 inline uint two_parts(const float v) {
-    const uint rounded = CAT(narrow_, KV)(v, 0.0f) & 0xffffu;
-    return CAT(narrow_, KV)(CAT(widen_, KV)(rounded).x, v - CAT(widen_, KV)(rounded).x);
+    const uint rounded = CAT(narrow_, MET)(v, 0.0f) & 0xffffu;
+    return CAT(narrow_, MET)(CAT(widen_, MET)(rounded).x, v - CAT(widen_, MET)(rounded).x);
 }
 
 // Stores a query element in the fragments for the key products: uint2 [QUADS][STEPS][WARP].
 inline void put_query(__local float* queries, const int query, const int dim, const float v) {
-    const int lane = query % 4 * 8 + dim % 8 / 2, half_word = dim % 16 / 8 * 2 + dim % 2;
+    const int lane = query % 4 * 8 + QUERY_PAIR(dim), half_word = QUERY_HALF(dim);
     __local ushort* at = (__local ushort*)queries + ((query / 4 * STEPS + dim / 16) * WARP + lane) * 4 + half_word;
     const uint parts = two_parts(v);
     at[0] = (ushort)parts;
@@ -213,11 +182,7 @@ inline void put_query(__local float* queries, const int query, const int dim, co
 inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now, __global const int* state,
                         __global const CAT(KV, _t)* k_cache, __global const CAT(KV, _t)* v_cache, __local float* own,
                         __local const float* queries, const int lane MOD_PARAMS) {
-    __local const uint2(*q)[STEPS][WARP] = (__local const uint2(*)[STEPS][WARP])queries;
     const int g = lane / 4, t = lane % 4;
-    // A lane names a row in one of four 8 x 8 matrices: 8 keys (lower or upper half) in a dimension.
-    const int dim = lane % 8 + lane / 16 * 8, half_row = (lane / 8 ^ dim / 4) & 1;
-    const uint keys_at = local_address(own) + dim * 32 + half_row * 16;
     float m[QUADS], l[QUADS];  // l: the lane's keys only
     float4 acc[QUADS][VALUE_STEPS];
 #pragma unroll
@@ -231,18 +196,8 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
         COPY_WAIT(0);
         tile_sync();
         float scores[QUADS][2];  // for keys g and g + 8
-        float4 products[QUADS][2];
-#pragma unroll
-        for (int quad = 0; quad < QUADS; ++quad) products[quad][0] = products[quad][1] = (float4)(0.0f);
-#pragma unroll
-        for (int i = 0; i < STEPS; ++i) {
-            const uint4 keys = load_matrices_transposed(keys_at + i * 512);
-#pragma unroll
-            for (int quad = 0; quad < QUADS; ++quad) {
-                const uint2 queries = q[quad][i][lane];
-                CAT(mma_, KV)(&products[quad][i % 2], keys, queries.x, queries.y);
-            }
-        }
+        float4 products[QUADS];
+        multiply_keys(products, own, queries, lane);
         tile_sync();
         const int key = now.first + g;
         const visible_tile next = tile_from(s, now.first + ATTEND_WARPS * KEY_TILE MOD_ARGS);
@@ -254,7 +209,7 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
         uint weights[QUADS][2];
 #pragma unroll
         for (int quad = 0; quad < QUADS; ++quad) {
-            const float4 sums = products[quad][0] + products[quad][1];
+            const float4 sums = products[quad];
             const float pair[2] = {sums.x + sums.y, sums.z + sums.w};
             const int query = s->head * GROUP_SIZE + min(quad * 4 + t, GROUP_SIZE - 1);
 #pragma unroll
@@ -285,14 +240,16 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
         }
 #pragma unroll
         for (int h = 0; h < OWN_DIMS / 64; ++h) {
-            const uint4* of = values->of[h % VALUE_PIECES];
+            uint4 of[4];
+#pragma unroll
+            for (int i = 0; i < 4; ++i) of[i] = value_words(values, h % VALUE_PIECES, i);
 #pragma unroll
             for (int r = 0; r < 4; ++r) {
                 const uint a = word_of(of[0], r), b = word_of(of[1], r), c = word_of(of[2], r), d = word_of(of[3], r);
                 const uint4 pairs = {lower_halves(a, b), upper_halves(a, b), lower_halves(c, d), upper_halves(c, d)};
 #pragma unroll
                 for (int quad = 0; quad < QUADS; ++quad)
-                    CAT(mma_, KV)(&acc[quad][h * 4 + r], pairs, weights[quad][0], weights[quad][1]);
+                    CAT(mma_, MET)(&acc[quad][h * 4 + r], pairs, weights[quad][0], weights[quad][1]);
             }
             if (h + VALUE_PIECES < OWN_DIMS / 64)
                 load_values(values, s, state, v_cache, now.first, lane, h + VALUE_PIECES, h + VALUE_PIECES + 1);
@@ -320,12 +277,6 @@ inline void attend_keys(const kv_split* s, value_tile* values, visible_tile now,
     }
 }
 
-// The new position's key and value in the cache.
-typedef struct {
-    __global ushort* key;    // at a stride of 16
-    __global ushort* value;
-} new_place;
-
 // Rotates and stores elements `column` and `column` + HEAD_DIM / 2 of a row: a query, the new key, or the new value (not rotated).
 inline void put_pair(const new_place* to, const attend_space* space, const int row, const int column, const float2 v,
                      const float c, const float sine) {
@@ -336,15 +287,7 @@ inline void put_pair(const new_place* to, const attend_space* space, const int r
         return;
     }
     const bool is_key = row == GROUP_SIZE;
-    const uint pair = CAT(narrow_, KV)(is_key ? rotated.x : v.x, is_key ? rotated.y : v.y);
-    __global ushort* at = is_key ? to->key : to->value;
-    const int step = is_key ? 16 : 1;  // between dimensions
-    at[column * step] = (ushort)pair;
-    at[(column + HEAD_DIM / 2) * step] = (ushort)(pair >> 16);
-    if (is_key) {
-        space->new_key[column] = (ushort)pair;
-        space->new_key[column + HEAD_DIM / 2] = (ushort)(pair >> 16);
-    }
+    put_new_pair(to, space->new_rows, is_key, column, is_key ? rotated : v);
 }
 
 #define PAIRS_EACH (((GROUP_SIZE + 2) * (HEAD_DIM / 2) + LOCAL_SIZE - 1) / LOCAL_SIZE)  // maximum pairs per work-item
@@ -453,8 +396,7 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
     // The head's queries, and the new key and value in the split with the new position. An item has two elements that rotate
     // together.
     const int row_new = kv_row(state, position);
-    const new_place to = {(__global ushort*)(k_cache + (s->row + row_new / 16 * 16) * HEAD_DIM + row_new % 16),
-                          (__global ushort*)(v_cache + (s->row + row_new) * HEAD_DIM)};
+    const new_place to = place_of_new(k_cache, v_cache, s->row + row_new);
     const int n_rows = s->has_new ? GROUP_SIZE + 2 : GROUP_SIZE;
     if (norms) {
         put_normed_rows(s, qkv, flag, wait, rope, &to, norms, n_rows, space);
@@ -483,9 +425,14 @@ inline void attend(const kv_split* s, __global const float* qkv, const uint flag
         }
     }
     barrier(CLK_LOCAL_MEM_FENCE | CLK_GLOBAL_MEM_FENCE);
+#if IN_8_BITS
+    if (s->has_new) {
+        quantize_new(&to, space->new_rows, lid);
+        barrier(CLK_GLOBAL_MEM_FENCE);
+    }
+#endif
     if (VALUES_AHEAD && !early) load_values(&values, s, state, v_cache, now.first, lane, 0, VALUE_PIECES);
-    if (s->has_new && now.first == position / KEY_TILE * KEY_TILE)
-        put_key(own, space->new_key, position % KEY_TILE, lane);
+    if (s->has_new && now.first == position / KEY_TILE * KEY_TILE) put_key(own, &to, space->new_rows, position % KEY_TILE, lane);
     attend_keys(s, &values, now, state, k_cache, v_cache, own, space->queries, lane MOD_ARGS);
     barrier(CLK_LOCAL_MEM_FENCE);
 }

@@ -15,31 +15,35 @@ from llmcl.kernels.common.attention import (
     TileRequest,
     check_block_sizes,
 )
-from llmcl.kernels.common.dtype import is_16_bit, kernel_name
+from llmcl.kernels.common.cache_copy import CacheCopy
+from llmcl.kernels.common.dtype import QUANTIZED, is_16_bit, kernel_name
 from llmcl.kernels.common.linear import ActivationLayout, ActivationOperand, PackedActivations
 from llmcl.kernels.common.sizes import power_of_two_at_most
+from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.nvidia.linear import TensorCoreLayout, supports_ptx
 from llmcl.kernels.nvidia.wgmma import has_tensor_maps, has_wgmma
-from llmcl.runtime.device import Device
+from llmcl.runtime.device import Buffer, Device, Launch
 
 ROWS_WARPS, ROWS_SPLIT_TILES = 8, 4  # for decode attention with several rows
 TENSOR_DTYPES = ("float32", "float16", "bfloat16")
+WIDENED = CacheCopy("nvidia/widen_cache.cl", "float16", 256, 128)  # a q8_0 cache, as prefill reads it
 
 
 def decode_floats(shape: AttentionShape) -> tuple[int, int]:
     """Returns the local memory in floats for nvidia/attend.cl: (per warp, shared by the work-group)."""
-    return _decode_floats(shape.head_dim, shape.group_size)
+    return _decode_floats(shape.head_dim, shape.group_size, shape.kv_dtype)
 
 
-def _decode_floats(head_dim: int, group_size: int) -> tuple[int, int]:
+def _decode_floats(head_dim: int, group_size: int, kv_dtype: str) -> tuple[int, int]:
     state = -(-group_size * (head_dim + 2) // 4) * 4
     queries = -(-group_size // 4) * 4 * head_dim
-    return max(8 * head_dim, state), queries + head_dim // 2
+    new_rows = 2 * head_dim if kv_dtype in QUANTIZED else head_dim // 2
+    return max(8 * head_dim, state), queries + new_rows
 
 
-def unit_bytes(head_dim: int, group_size: int, warps: int, n_states: int) -> int:
+def unit_bytes(head_dim: int, group_size: int, kv_dtype: str, warps: int, n_states: int) -> int:
     """Returns MEMORY_FLOATS of nvidia/attention_decode.cl in bytes. n_states: number of KV splits plus sink states."""
-    per_warp, shared = _decode_floats(head_dim, group_size)
+    per_warp, shared = _decode_floats(head_dim, group_size, kv_dtype)
     return 4 * (shared + max(warps * per_warp, -(-2 * n_states * group_size // 4) * 4) + 4)
 
 
@@ -73,7 +77,7 @@ class NvidiaAttentionDecode(LeavesBlocks, AttentionDecode):
         return supports_ptx(device)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return is_16_bit(dtype) and size in (64, 128, 256)
+        return (is_16_bit(dtype) or dtype == "q8_0") and size in (64, 128, 256)
 
     def size(self, device: Device, shape: AttentionShape, block_n: int) -> tuple[dict[str, object], int]:
         """Picks the largest warp count (up to 4) that local memory allows (see nvidia/attention_decode.cl)."""
@@ -108,7 +112,22 @@ class NvidiaAttentionPrefill(AttentionPrefill):
         return supports_ptx(device)
 
     def supports(self, dtype: str, size: int) -> bool:
+        if dtype == "q8_0":
+            return self.supports("float16", size)
         return (dtype in TENSOR_DTYPES and size in (64, 128)) or (is_16_bit(dtype) and size == 256)
+
+    def operand_dtype(self, device: Device, shape: AttentionShape) -> str:
+        return WIDENED.dtype if shape.kv_dtype == "q8_0" else shape.kv_dtype
+
+    def prepare(
+        self, device: Device, shape: AttentionShape, step: StepState, k: Buffer, v: Buffer
+    ) -> tuple[AttentionShape, Buffer, Buffer, dict[str, object], list[Launch]]:
+        if shape.kv_dtype != "q8_0":
+            return super().prepare(device, shape, step, k, v)
+        return WIDENED.bind(device, shape, step, k, v)
+
+    def scratch_bytes(self, device: Device, shape: AttentionShape) -> int:
+        return WIDENED.nbytes(shape) if shape.kv_dtype == "q8_0" else 0
 
     def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         rows, keys = _rows(head_dim, dtype), _keys(head_dim, dtype)
@@ -152,7 +171,7 @@ class HopperAttentionPrefill(LeavesBlocks, NvidiaAttentionPrefill):
         return has_wgmma(device.entry)
 
     def supports(self, dtype: str, size: int) -> bool:
-        return is_16_bit(dtype) and size in (64, 128)
+        return (is_16_bit(dtype) or dtype == "q8_0") and size in (64, 128)
 
     def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         fits = {request.block_m, request.block_n} <= {None, 128} and request.dv_tile in (None, head_dim)

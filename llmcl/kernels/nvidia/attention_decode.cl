@@ -13,7 +13,7 @@
 #include "nvidia/store_attended.cl"
 
 #define UNIT_FLOATS MAX(WARPS * WARP_FLOATS, (2 * (N_SPLITS + HAS_SINKS) * GROUP_SIZE + 3) / 4 * 4)
-#define MEMORY_FLOATS (QUERY_FLOATS + UNIT_FLOATS + HEAD_DIM / 2 + 4)
+#define MEMORY_FLOATS (QUERY_FLOATS + UNIT_FLOATS + NEW_FLOATS + 4)
 
 // The work of a group: a head, a split and a row of the step. memory: MEMORY_FLOATS. With CHAINED the group waits until `done`
 // equals `count` before it reads other groups' results; count 0: no wait.
@@ -24,8 +24,8 @@ inline void attention_unit(const int head, const int split, const int row, __loc
                            __global void* out, __global int* arrivals SINKS_PARAM MOD_PARAMS) {
     __local float* queries = (__local float*)memory;
     __local float* warps = queries + QUERY_FLOATS;
-    __local ushort* new_key = (__local ushort*)(warps + UNIT_FLOATS);
-    __local int* arrived = (__local int*)(new_key + HEAD_DIM);
+    __local float* new_rows = warps + UNIT_FLOATS;
+    __local int* arrived = (__local int*)(new_rows + NEW_FLOATS);
     const int lid = get_local_id(0);
 #if CHAINED
     if (row >= state[STATE_N_TOKENS]) return;  // the launch has groups for the maximum row count
@@ -39,7 +39,7 @@ inline void attention_unit(const int head, const int split, const int row, __loc
     const kv_split range = split_of_keys(head, split, state MOD_ARGS);
     const int n_splits = range.n_splits;
     if (split >= n_splits) return;
-    attend_space space = {queries, new_key, warps, WARP_FLOATS};
+    attend_space space = {queries, new_rows, warps, WARP_FLOATS};
 #if CHAINED
     space.done = done;
     space.count = count;

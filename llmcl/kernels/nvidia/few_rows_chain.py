@@ -15,7 +15,7 @@ import numpy as np
 
 from llmcl.kernels.common.addresses import addresses_of
 from llmcl.kernels.common.cost import fused_cost
-from llmcl.kernels.common.dtype import QUANTIZED, is_16_bit
+from llmcl.kernels.common.dtype import QUANTIZED, dtype_of_kernel, is_16_bit
 from llmcl.kernels.common.functions import as_function, number_of, source_of, weight_dtype, with_constants
 from llmcl.kernels.common.persistent import BoundChains, ListedStep, PersistentStep
 from llmcl.kernels.common.step_state import StepState
@@ -488,7 +488,8 @@ def _prompt_link(launch: Launch, append: Launch, max_rows: int, warps: int, stat
 
 def _attention_bytes(source: KernelSource, warps: int) -> int:
     size, group, n_splits = (number_of(source, name) for name in ("HEAD_DIM", "GROUP_SIZE", "N_SPLITS"))
-    return unit_bytes(size, group, warps, n_splits + bool(source.constants.get("HAS_SINKS")))
+    dtype = dtype_of_kernel(str(source.constants["KV"]))
+    return unit_bytes(size, group, dtype, warps, n_splits + bool(source.constants.get("HAS_SINKS")))
 
 
 def product_source(launch: Launch, warps: int, places: int, local: int) -> tuple[KernelSource, FewRowsShape]:

@@ -195,7 +195,7 @@ typedef struct {
     ulong addresses[N_LAYERS * LAYER_WORDS];  // `layers`
     uint before;  // layers run before this launch
     int layer[LOCAL_SIZE];  // per work-item
-    ushort new_key[HEAD_DIM];
+    float new_rows[NEW_FLOATS];
 } __attribute__((aligned(16))) group_memory;
 
 // The current layer. Computed again in each phase: values kept in registers during attention would be spilled, and reloaded behind
@@ -248,7 +248,7 @@ void persistent_layers(__global const ulong* layers, __global float* x, __global
     __local float* sums = memory.sums;
     const int lid = get_local_id(0), warp = lid / WARP, group = get_group_id(0);
     __local float* columns = memory.own_of + warp * OWN_FLOATS;
-    const attend_space space = {memory.queries, memory.new_key, memory.own_of, ATTEND_FLOATS, memory.row_squares};
+    const attend_space space = {memory.queries, memory.new_rows, memory.own_of, ATTEND_FLOATS, memory.row_squares};
     if (lid == 0) memory.before = counters[1];
     memory.layer[lid] = 0;
     const bool attends = group < N_KV_HEADS * N_SPLITS;

@@ -62,8 +62,6 @@ class NvidiaPersistentLayers(PersistentLayers):
     def unsupported_reason(self, device: Device, step: DecodeLayers) -> str | None:
         layers, shape, wrong = step.layers, step.shape, device.cache.excluded
         types = types_of(step)
-        if shape.kv_dtype in QUANTIZED:
-            return f"its attention reads a cache of 16-bit numbers, this one is {shape.kv_dtype}"
         if isinstance(types, str):
             return types
         dtype = types.main
