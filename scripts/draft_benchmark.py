@@ -79,6 +79,7 @@ def make_agree(llm: LLM, right: np.ndarray) -> None:
     # Two tokens may have the same one after them. Then its row of the head is the sum of their signs.
     head = np.zeros_like(signs)
     np.add.at(head, (np.arange(vocab) + np.where(right, 1, 2)) % vocab, signs)
+    assert weights.head is not None
     write_rows(llm.device, weights.head, head)
 
 

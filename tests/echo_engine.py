@@ -28,6 +28,8 @@ class Engine:
     load_ms = 1.0
     dtype = "float32"
     device = SimpleNamespace(name="Echo Device", entry=SimpleNamespace(label="Echo Device (Echo OpenCL)"))
+    devices = (device,)
+    place = device.name
 
     def __init__(self) -> None:
         self.loaded: dict[str, Any] = {}

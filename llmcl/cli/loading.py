@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -134,9 +135,13 @@ def load_model(
     """
     import llmcl
 
+    if not quiet:
+        logging.getLogger("llmcl.engine.split").setLevel(logging.INFO)  # says where the layers go, before loading
     settings: dict[str, Any] = {
         "compile_kernels": compile_kernels,
         "device": device or loading.device,
+        "split": loading.split,
+        "split_shares": loading.split_shares,
         "dtype": loading.dtype,
         "activation_dtype": loading.activation_dtype,
         "kv_dtype": loading.kv_dtype,
@@ -160,5 +165,5 @@ def load_model(
     if not quiet:
         name = one_line(llm.model_name)
         print(f"model: {name}, {llm.dtype}, context of {counted(llm.max_context, 'token')}", file=sys.stderr)
-        print(f"device: {llm.device.entry.label}", file=sys.stderr)
+        print(f"device: {', '.join(each.entry.label for each in llm.devices)}", file=sys.stderr)
     return llm

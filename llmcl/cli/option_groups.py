@@ -120,6 +120,8 @@ class Loading:
 
     offline: opt.Offline = False
     device: opt.Device = None
+    split: opt.Split = None
+    split_shares: opt.SplitShares = None
     threads: opt.Threads = None
     n_gpu_layers: opt.GpuLayers = None
     dtype: opt.Dtype = "auto"

@@ -22,6 +22,7 @@ N = TypeVar("N", int, float)
 WEIGHT_DTYPES = ("auto", "float32", "bfloat16", "float16")
 QUANTIZE_FORMATS = ("q8_0", "q4_0", "q4_k")
 ACTIVATION_DTYPES = ("auto", "float32")
+SPLITS = ("auto", "layer", "tensor")
 # Names in other engines.
 DTYPE_ALIASES = {
     "bf16": "bfloat16",
@@ -81,6 +82,11 @@ def wholes(low: int) -> Callable[[Any], tuple[int, ...]]:
         return tuple(one(part) for part in str(text).split(","))
 
     return parse
+
+
+def _shares(text: Any) -> list[float]:
+    one = number(float, "numbers above 0 separated by commas, such as 3,1", lambda n: n > 0)
+    return [one(part) for part in str(text).split(",")]
 
 
 def one_of(*names: str, hint: str = "") -> Callable[[Any], str]:
@@ -288,7 +294,28 @@ Device = Annotated[
         DEVICE_PANEL,
         "--device",
         metavar="DEVICE",
-        help="An index of `llmcl devices`, part of a name, gpu or cpu.  [default: the best one]",
+        help="An index of `llmcl devices`, part of a name, gpu or cpu; several for one model with commas: 0,1.  "
+        "[default: the best one]",
+    ),
+]
+Split = Annotated[
+    str | None,
+    choice(
+        DEVICE_PANEL,
+        "--split",
+        SPLITS,
+        help="How several devices divide a model. layer: consecutive layers on each. auto: the best device alone if "
+        "the model fits, else layers.  [default: auto]",
+    ),
+]
+SplitShares = Annotated[
+    Any,
+    option(
+        DEVICE_PANEL,
+        "--split-shares",
+        metavar="N,...",
+        parser=_shares,
+        help="Each device's share of the layers, such as 3,1.  [default: by memory speed and size]",
     ),
 ]
 

@@ -391,23 +391,23 @@ def pieces(
     """Yields a Piece a token; the last piece has the finish reason and the statistics. shown: see PieceWriter."""
     kept = model.cache.kept(sequence, reusable_prefix(sequence, prompt))
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - kept)
-    decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
+    decode_start = model.traffic, model.decode_steps, speculation.counted
 
     def on_decode() -> None:
         nonlocal decode_start
-        decode_start = model.device.traffic.copy(), model.decode_steps, speculation.counted
+        decode_start = model.traffic, model.decode_steps, speculation.counted
 
     def stats() -> GenerationStats:
-        moved = model.device.traffic.since(decode_start[0])
+        moved = model.traffic.since(decode_start[0])
         return recorder.finish(
             load_ms=load_ms,
-            compile_ms=1e3 * model.device.compile_s,
+            compile_ms=1e3 * sum(device.compile_s for device in model.devices),
             decode_steps=model.decode_steps - decode_start[1],
             verified=None if speculation is NO_SPECULATION else speculation.counted.since(decode_start[2]),
             device_to_host_bytes=moved.device_to_host_bytes,
             host_to_device_bytes=moved.host_to_device_bytes,
             kernel_launches=moved.kernel_launches,
-            peak_device_bytes=model.device.peak_bytes,
+            peak_device_bytes=sum(device.peak_bytes for device in model.devices),
         )
 
     n_tokens = token_budget(model.cache.max_context, len(prompt), options.max_tokens)

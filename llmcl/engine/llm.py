@@ -55,7 +55,8 @@ class LLM(PromptReader, SpeedTests):
         super().__init__(name)
         self._model: Model | None = model
         self.config = model.config
-        self.device = model.device
+        self.device = model.device  # the one that chooses tokens
+        self.devices = model.devices
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.max_context = model.cache.max_context
@@ -70,11 +71,16 @@ class LLM(PromptReader, SpeedTests):
         self.sequence = model.cache.sequence()  # for all texts outside conversations
 
     def __repr__(self) -> str:
-        place = "closed" if self._model is None else f"on {self.device.name}"
+        place = "closed" if self._model is None else f"on {self.place}"
         return (
             f"<LLM {self.model_name} {place}: weights {self.dtype}, KV cache {self.kv_dtype}, "
             f"context {self.max_context} tokens>"
         )
+
+    @property
+    def place(self) -> str:
+        """The names of the devices."""
+        return " + ".join(device.name for device in self.devices)
 
     @property
     def model(self) -> Model:
@@ -403,7 +409,8 @@ class LLM(PromptReader, SpeedTests):
         """
         self.leases.close()
         self._kept.close()
-        self.device.close()
+        for device in self.devices:
+            device.close()
         self._model, self._scores, self.speculation = None, None, NO_SPECULATION
 
     def __reduce_ex__(self, protocol: object) -> str:

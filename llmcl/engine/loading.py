@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
@@ -16,16 +16,18 @@ from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import speculation_with
+from llmcl.engine.split import Devices, SplitRequest, Splitter
 from llmcl.errors import UnsupportedModelError, UsageError, check_flags, check_function, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
 from llmcl.kernels.table import check_only_kernels
 from llmcl.models.kv_cache import KVCache, capacity_for
 from llmcl.models.layer_mods import trace_layer_mods
-from llmcl.models.memory import check_memory, exact_queries, forecast
-from llmcl.models.model import Model
+from llmcl.models.layer_span import LayerSpan
+from llmcl.models.memory import check_memory, exact_queries
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.random_shapes import random_shape_config
 from llmcl.models.recurrent_blocks import checked_ops
+from llmcl.models.stages import Part, model_of
 from llmcl.models.weights import (
     ModelWeights,
     WeightTypes,
@@ -83,7 +85,9 @@ class CacheRequest:
 def load(
     model: str,
     *,
-    device: Device | str | int | None = None,
+    device: Devices = None,
+    split: str | None = None,
+    split_shares: Sequence[float] | None = None,
     dtype: str = "auto",
     quantize: str | None = None,
     activation_dtype: str = "auto",
@@ -104,7 +108,11 @@ def load(
     """Loads a model onto a device.
 
     model: "smollm2", a folder with safetensors, a .gguf file, or a hub name such as "org/name".
-    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred device. An open Device also works.
+    device: an index, part of a name, "gpu" or "cpu"; None takes the preferred device. An open Device also works. A list
+    names several devices.
+    split: how several devices divide the model (docs/guide/devices.md): "layer" gives each device consecutive layers,
+    "auto" takes the best device alone if the model fits on it, and otherwise divides the layers; None is "auto".
+    split_shares: each device's share of the layers, such as [3, 1]; None follows the speed and size of the memories.
     dtype: weight type on the device: "float32", "bfloat16", "float16"; "auto" keeps the stored types, quantised or not.
     quantize: "q8_0", "q4_0" or "q4_k" quantises the matrices while loading (docs/guide/quantization.md).
     activation_dtype: with "auto", a device with fast dot products rounds activations that meet quantised weights or
@@ -134,11 +142,17 @@ def load(
     model = checked_name(model)
     check_flags(offline=offline, prompt_lookup=prompt_lookup, compile_kernels=compile_kernels)
     check_function("progress", progress)
+    where = SplitRequest.of(device, split, split_shares)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     if prompt_lookup and draft_model is not None:
         raise UsageError(
             f"prompt_lookup (--prompt-lookup) and draft_model (--draft-model) {shown(draft_model)} are both given; "
             "give one of the two"
+        )
+    if len(where.devices) > 1 and (prompt_lookup or draft_model is not None):
+        raise UsageError(
+            "speculative decoding (--prompt-lookup, --draft-model) works on one device only; leave it out, or name one "
+            "device (--device)"
         )
     templates.start()  # before packing weights occupies all cores
     checkpoint = open_checkpoint(model, offline=offline, progress=progress)
@@ -168,13 +182,14 @@ def load(
         llm = _assemble(
             model,
             checkpoint.config,
-            _open_device(device, kernel_options),
-            lambda dev: load_weights(dev, checkpoint, types, on_progress),
+            where,
+            lambda dev, span: load_weights(dev, checkpoint, types, on_progress, span),
             types,
             cache,
             score_mod,
             mask_mod,
             progress,
+            kernel_options=kernel_options,
             compile_kernels=compile_kernels,
         )
         llm.tokenizer = tokenizer.result()
@@ -202,7 +217,9 @@ def load(
 def load_random(
     shape: str,
     *,
-    device: Device | str | int | None = None,
+    device: Devices = None,
+    split: str | None = None,
+    split_shares: Sequence[float] | None = None,
     dtype: str = "bfloat16",
     activation_dtype: str = "auto",
     kv_dtype: str = "auto",
@@ -227,6 +244,7 @@ def load_random(
     check_function("progress", progress)
     check_whole("seed", seed, 0)
     check_flags(compile_kernels=compile_kernels)
+    where = SplitRequest.of(device, split, split_shares)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     config = random_shape_config(shape)
     exact = _is_exact(activation_dtype)
@@ -236,12 +254,13 @@ def load_random(
     llm = _assemble(
         f"random {shape}",
         config,
-        _open_device(device, kernel_options),
-        lambda dev: random_weights(dev, config, types, seed, progress),
+        where,
+        lambda dev, span: random_weights(dev, config, types, seed, progress, span),
         types,
         cache,
         progress=progress,
         compile_kernels=compile_kernels,
+        kernel_options=kernel_options,
     )
     llm.load_ms = (time.perf_counter() - start) * 1e3
     return llm
@@ -284,12 +303,6 @@ def _tokenizer_beside(checkpoint: Checkpoint, chat_template: str | None) -> Futu
     return future
 
 
-def _open_device(request: Device | str | int | None, kernel_options: Mapping[str, int] | None) -> Device:
-    device = Device.open(request)
-    device.kernel_options = check_kernel_options(kernel_options or {})
-    return device
-
-
 def _weight_types(checkpoint: Checkpoint, dtype: str, quantize: str | None, activation_dtype: str) -> WeightTypes:
     if isinstance(dtype, str) and dtype in QUANTIZED:
         raise UsageError(
@@ -319,35 +332,45 @@ def _is_exact(activation_dtype: str) -> bool:
 def _assemble(
     name: str,
     config: ModelConfig,
-    device: Device,
-    make_weights: Callable[[Device], ModelWeights],
+    where: SplitRequest,
+    make_weights: Callable[[Device, LayerSpan], ModelWeights],
     types: WeightTypes,
     request: CacheRequest,
     score_mod: ScoreMod | None = None,
     mask_mod: MaskMod | None = None,
     progress: Progress | None = None,
     *,
+    kernel_options: Mapping[str, int] | None = None,
     compile_kernels: bool = True,
 ) -> LLM:
+    devices = where.open()
+    for device in devices:
+        device.kernel_options = check_kernel_options(kernel_options or {})
     dtype, max_context = types.name(config), request.context(config)
     kv_dtype = request.dtype(dtype)
     for heads in config.kinds_of_heads:
         check_kv_dtype(kv_dtype, heads.size)
     mods = trace_layer_mods(config, max_context, score_mod, mask_mod)
     mods.check(config.n_q_heads, max_context)
-    check_only_kernels(device, "float32", kv_dtype, types.dtype, others=checked_ops(config))
+    for device in devices:
+        check_only_kernels(device, "float32", kv_dtype, types.dtype, others=checked_ops(config))
     n_sequences = None if request.page_tokens is None else 1
-    needed = forecast(config, types, kv_dtype, max_context, device, request.tokens(max_context), n_sequences)
-    if device.allocated_bytes > 0:
-        needed["held already"] = device.allocated_bytes
-    check_memory(needed, device)
+    splitter = Splitter(config, types, kv_dtype, max_context, request.tokens(max_context), n_sequences)
+    stages = splitter.divide(devices, where)
+    if len(stages) == 1:
+        check_memory(stages[0].needed, stages[0].device)
     exact = exact_queries(types, kv_dtype)
+    device_of = [stage.device for stage in stages for _ in stage.span.layers]
     cache: KVCache  # first: a too large buffer fails at once
     if request.page_tokens is None:
-        cache = KVCache(device, config, max_context, kv_dtype, exact_queries=exact)
+        cache = KVCache(device_of, config, max_context, kv_dtype, exact_queries=exact)
     else:
         paging = request.page_tokens, request.pages
-        cache = PagedKVCache(device, config, max_context, kv_dtype, *paging, exact_queries=exact)
-    weights = make_weights(device)
-    model = Model(device, config, weights, cache, mods=mods.bind(device), prepared=compile_kernels, progress=progress)
+        cache = PagedKVCache(device_of, config, max_context, kv_dtype, *paging, exact_queries=exact)
+    weights = [make_weights(stage.device, stage.span) for stage in stages]
+    parts = [
+        Part(stage.device, stage.span, of_stage, mods.bind(stage.device))
+        for stage, of_stage in zip(stages, weights, strict=True)
+    ]
+    model = model_of(parts, config, cache, prepared=compile_kernels, progress=progress)
     return LLM(name, model, dtype, kv_dtype)

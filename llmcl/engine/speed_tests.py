@@ -38,7 +38,7 @@ class SpeedTests:
     @property
     def weight_bytes_per_token(self) -> int:
         """Weight bytes read by a decode step."""
-        return self.model.weights.decode_bytes()
+        return sum(stage.weights.decode_bytes() for stage in self.model.stages)
 
     @property
     def kv_bytes_per_position(self) -> int:

@@ -53,6 +53,11 @@ def make_batch(
 
     Raises UsageError for sizes out of range, OutOfDeviceMemoryError if device memory is too small.
     """
+    if len(model.stages) > 1:
+        raise UsageError(
+            "several texts at once (llmcl serve, --batch, a list of prompts, n) need a model on one device; name one "
+            "device (--device)"
+        )
     if not 1 <= max_sequences <= MAX_SEQUENCES:
         raise UsageError(f"max_sequences is {max_sequences}; expected 1 to {MAX_SEQUENCES}")
     shape, most = model.cache.shape, max_sequences * pool_pages(max_context, page_tokens)

@@ -10,6 +10,7 @@ from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.layer_span import LayerSpan
 from llmcl.models.recurrent_states import BORDER_TOKENS, RecurrentStates, state_slots
 from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Buffer, Device
@@ -20,8 +21,9 @@ def capacity_for(max_context: int) -> int:
     return -(-max_context // CAPACITY_MULTIPLE) * CAPACITY_MULTIPLE
 
 
-def kv_bytes_per_position(config: ModelConfig, kv_dtype: str) -> int:
-    of_layers = map(config.heads, config.cached_layers)
+def kv_bytes_per_position(config: ModelConfig, kv_dtype: str, span: LayerSpan | None = None) -> int:
+    """Returns the bytes per token in all layers, or in `span`."""
+    of_layers = [config.heads(i) for i in config.cached_layers if span is None or i in span.layers]
     arrays = 1 if config.latent is not None else 2  # rows of latents, or keys and values
     return arrays * sum(heads.n_kv * kv_row_bytes(heads.size, kv_dtype) for heads in of_layers)
 
@@ -45,9 +47,15 @@ class KVCache:
     table_entries = 0  # page table entries in the step state
 
     def __init__(
-        self, device: Device, config: ModelConfig, max_context: int, kv_dtype: str, *, exact_queries: bool = False
+        self,
+        device: Device | Sequence[Device],
+        config: ModelConfig,
+        max_context: int,
+        kv_dtype: str,
+        *,
+        exact_queries: bool = False,
     ):
-        """exact_queries: see AttentionShape."""
+        """device: one for all layers, or the device of each layer. exact_queries: see AttentionShape."""
         shape = AttentionShape(
             config.n_q_heads,
             config.n_kv_heads,
@@ -62,7 +70,7 @@ class KVCache:
 
     def _allocate(
         self,
-        device: Device,
+        device: Device | Sequence[Device],
         config: ModelConfig,
         max_context: int,
         shape: AttentionShape,
@@ -77,18 +85,24 @@ class KVCache:
         self._key = object()  # identifies sequences made by this cache
         self.k: list[Buffer | None] = [None] * config.n_layers
         self.v: list[Buffer | None] = [None] * config.n_layers
+        devices = device if isinstance(device, Sequence) else [device] * config.n_layers
+        self._devices: dict[int, Device] = {}  # keyed by id(buffer)
         for i in config.cached_layers:
             heads = config.heads(i)
             self.shapes[i] = layer_shape = replace(shape, n_kv_heads=heads.n_kv, head_dim=heads.size)
             layer_bytes = layer_shape.n_kv_heads * layer_shape.capacity * layer_shape.row_bytes
-            if config.latent is not None:
-                self.k[i] = device.alloc(layer_bytes, f"latents of layer {i}")
-                continue
-            self.k[i] = device.alloc(layer_bytes, f"keys of layer {i}")
-            self.v[i] = device.alloc(layer_bytes, f"values of layer {i}")
+            keys = "keys" if config.latent is None else "latents"
+            self.k[i] = self._alloc(devices[i], layer_bytes, f"{keys} of layer {i}")
+            if config.latent is None:
+                self.v[i] = self._alloc(devices[i], layer_bytes, f"values of layer {i}")
         self.states: RecurrentStates | None = None
         if config.state_bytes:
-            self.states = RecurrentStates(device, config, state_slots(n_sequences), border_tokens)
+            self.states = RecurrentStates(devices, config, state_slots(n_sequences), border_tokens)
+
+    def _alloc(self, device: Device, nbytes: int, name: str) -> Buffer:
+        buffer = device.alloc(nbytes, name)
+        self._devices[id(buffer)] = device
+        return buffer
 
     def sequence(self) -> SequenceState:
         """Returns the sequence for a new text: here always the only one, with the current content."""

@@ -12,6 +12,7 @@ from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.models.activations import activation_shapes, splits_of
 from llmcl.models.kv_cache import kv_bytes_per_position
+from llmcl.models.layer_span import LayerSpan
 from llmcl.models.recurrent_blocks import delta_shape
 from llmcl.models.recurrent_states import KEPT_STATES, state_slots
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
@@ -38,20 +39,23 @@ def forecast(
     device: Device,
     kv_tokens: int,
     n_sequences: int | None = None,
+    span: LayerSpan | None = None,
 ) -> dict[str, int]:
     """Returns the bytes of device memory for weights, KV cache (kv_tokens tokens), working buffers and recurrent
     states.
 
-    n_sequences: sequences in a paged cache, or None for a contiguous cache.
+    n_sequences: sequences in a paged cache, or None for a contiguous cache. span: the layers on this device, if others
+    are on other devices.
     """
+    plans = all_plans(config, span)
     chunk = min(prefill_chunk(device), max_context)
     shapes = activation_shapes(config, chunk, splits_of(device, config, kv_dtype))
     working = 4 * sum(int(np.prod(shape)) for shape in shapes.values())
-    matrices = {(dtype, plan.k) for plan in all_plans(config) for _, dtype in types.runs(plan)}
+    matrices = {(dtype, plan.k) for plan in plans for _, dtype in types.runs(plan)}
     working += linear_scratch_bytes(device, matrices, chunk, exact_activations=types.exact_activations)
     experts = [
         (dtype, plan.k, plan.n_experts, plan.top_k)
-        for plan in all_plans(config)
+        for plan in plans
         if plan.n_experts > 1
         for _, dtype in types.runs(plan)
     ]
@@ -67,11 +71,12 @@ def forecast(
     # counted (norms, sampling, step state).
     working += STAGING_BYTES
     needed = {
-        "weights": weights_bytes(config, types),
-        "KV cache": kv_bytes_per_position(config, kv_dtype) * kv_tokens,
+        "weights": weights_bytes(config, types, span),
+        "KV cache": kv_bytes_per_position(config, kv_dtype, span) * kv_tokens,
         "working buffers": working,
     }
-    return needed | ({"recurrent states": slots * config.state_bytes} if config.state_bytes else {})
+    states = config.state_bytes if span is None else config.state_bytes_in(span.layers)
+    return needed | ({"recurrent states": slots * states} if states else {})
 
 
 def check_memory(needed: dict[str, int], device: Device) -> None:

@@ -22,6 +22,7 @@ from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
+from llmcl.models.layer_span import LayerSpan, whole_span
 from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.stack import decode_stack, head, last_token_launches, prefill_stack
 from llmcl.models.weights import ModelWeights
@@ -31,6 +32,7 @@ from llmcl.ops.sample import Sampler
 from llmcl.progress import READING, Progress
 from llmcl.runtime.device import Buffer, Device, Launch
 from llmcl.runtime.driver_calls import named_errors
+from llmcl.runtime.traffic import Traffic
 
 _log = logging.getLogger(__name__)
 
@@ -84,6 +86,7 @@ class Model:
         persistent: bool = True,
         prepared: bool = True,
         progress: Progress | None = None,
+        span: LayerSpan | None = None,
     ):
         """mods: per layer, rules from the model and the user beside the causal mask; () for no rules.
 
@@ -91,9 +94,10 @@ class Model:
         (models/batch.py). With step_rows > 0 those steps read prompts and `prefill` has no launches. persistent: decode
         with a persistent kernel if the device has one, for all layers or the whole step (kernels/common/persistent.py),
         and read short prompts in few launches. prepared: False leaves `prepare` to the caller. progress: called while
-        kernels compile.
+        kernels compile. span: the layers in `weights`, if other devices have the others (stages.py).
         """
         self.device = device
+        self.span = span or whole_span(config)
         self.mods = tuple(mods) or (NO_MODS,) * config.n_layers
         self.config = config
         self.weights = weights
@@ -107,7 +111,7 @@ class Model:
         self.step_position = 0  # position of the first token in the last enqueued launches
         self.decode_steps = 0  # enqueued since loading
 
-        if why := config.why_not_for_short_texts(cache.max_context):
+        if self.span.is_last and (why := config.why_not_for_short_texts(cache.max_context)):
             _log.warning("%s", why)
         self.rotations = {
             name: device.upload(table, f"{name} rotation")
@@ -119,18 +123,20 @@ class Model:
         self.layers = [
             [
                 bind_block(block, of_block, config, i, *cache.keys_and_values(i), self.mods[i], cache.states_of(i))
-                for block, of_block in zip(blocks, weights.layers[i], strict=True)
+                for block, of_block in zip(config.layers[i], of_layer, strict=True)
             ]
-            for i, blocks in enumerate(config.layers)
+            for i, of_layer in zip(self.span.layers, weights.layers, strict=True)
         ]
         self._unprepared: set[int] = set()  # prefill sizes whose kernels may not be compiled yet
         self._prefill = [] if step_rows else list(self._bind_prefill(self.chunk))
-        self._last_token = [] if step_rows else last_token_launches(self.layers, self.prefill_ops)
+        self._last_token: list[Launch] = []
+        if self.span.is_last and not step_rows:
+            self._last_token = last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
         )
-        then = self.sampler.largest_launches
+        then = self.sampler.largest_launches if self.span == whole_span(config) else []
         listed = ListedStep([*layers, *self._head], self.step, cache.max_context, then=then)
         self._decode = BoundLaunches(device, listed, persistent=persistent)
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
@@ -211,10 +217,8 @@ class Model:
     def _decode_step(self, step: Step) -> None:
         self._begin(step)
         self.decode_steps += 1
-        launches = self.decode_launches
-        if step.position < self._all_needed_from:
-            launches = [launch for launch in launches if launch.first_position <= step.position]
-        self.run(launches)
+        self._compute_before(step, decodes=True)
+        self.run(self.decode_launches_at(step.position))
 
     def _begin(self, step: Step, n_steps: int = 1) -> None:
         """Sends the step's inputs to the device: pages, and tokens that the device does not hold yet.
@@ -227,6 +231,25 @@ class Model:
         if step.token_ids is not None:
             self.step.write_tokens(step.token_ids, step.position)
         self.step_position = step.position
+
+    @property
+    def stages(self) -> Sequence[Model]:
+        """Returns the models of all spans, in the order of their layers (stages.py)."""
+        return [self]
+
+    @property
+    def devices(self) -> list[Device]:
+        return [*dict.fromkeys(stage.device for stage in self.stages)]
+
+    @property
+    def traffic(self) -> Traffic:
+        """Returns a copy of the counters, summed over the devices."""
+        return Traffic.total(device.traffic for device in self.devices)
+
+    def _compute_before(self, step: Step, *, decodes: bool) -> None:
+        """Computes the layers before `span`, if other devices have them (stages.py). decodes: with the decode
+        kernels.
+        """
 
     def start_sampling(self, sequence: SequenceState, last: Sequence[int] = ()) -> None:
         """Prepares `sample` to continue the sequence with the parameters in `sampling`.
@@ -292,6 +315,8 @@ class Model:
         return [*self._decode.to_prepare, *chunk, *self._others_to_prepare()]
 
     def _others_to_prepare(self) -> list[Launch]:
+        if not self.span.is_last:
+            return []
         last = self._prefill[0].rest if self._prefill else []
         return [*last, *self._last_token, *self._head, *self.sampler.usual_launches]
 
@@ -299,6 +324,13 @@ class Model:
     def decode_launches(self) -> Sequence[Launch]:
         """Returns the launches of a decode step before sampling."""
         return self._decode.launches
+
+    def decode_launches_at(self, position: int) -> Sequence[Launch]:
+        """Returns the launches that a decode step at this position needs."""
+        launches = self.decode_launches
+        if position < self._all_needed_from:
+            launches = [launch for launch in launches if launch.first_position <= position]
+        return launches
 
     def logits(self, sequence: SequenceState, token_ids: Sequence[int]) -> np.ndarray:
         """Returns every position's logits, float32 [n, vocab], for evaluation. Appends the tokens to the sequence."""
@@ -335,8 +367,7 @@ class Model:
         """Returns a chunk's logits buffer and its launches, bound on first use."""
         if self._all_logits is None:
             rows = self.logit_rows
-            if not self._prefill:  # a batch's model, whose prompts use other launches
-                self._prefill = list(self._bind_prefill(rows))
+            self.bind_prompts(rows)
             buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
             self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
         return self._all_logits
@@ -362,11 +393,12 @@ class Model:
                 self.cache.snapshot(sequence)
             ids = token_ids[start:end]
             step = Step(sequence, ids, sequence.position)
-            launches = self._prefill_for(len(ids), progress).every.launches
+            launches = self.launches_for(len(ids), progress)
             self._begin(step)
             passed = max((border - start for border in borders if start < border < end), default=0)
             kept = [*sequence.token_ids, *ids[:passed]]
             slot = self.cache.begin_snapshot(self.step, kept, passed)
+            self._compute_before(step, decodes=False)
             if progress is None:
                 self.run(launches, len(ids))
             else:
@@ -386,6 +418,15 @@ class Model:
             bound = BoundLaunches(self.device, listed, persistent=few_launches, for_few_rows=True)
             yield PrefillLaunches(rows, ops, bound, rest)
 
+    def bind_prompts(self, rows: int) -> None:
+        """Binds launches for a batch's model, whose prompts use other launches, for steps of up to `rows` tokens."""
+        if not self._prefill:
+            self._prefill = list(self._bind_prefill(rows))
+
+    def launches_for(self, n_tokens: int, progress: Progress | None = None) -> Sequence[Launch]:
+        """Returns the launches that every one of n_tokens prompt tokens needs."""
+        return self._prefill_for(n_tokens, progress).every.launches
+
     def _prefill_for(self, n_tokens: int, progress: Progress | None = None) -> PrefillLaunches:
         bound = next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
         if bound.max_tokens in self._unprepared:
@@ -395,7 +436,7 @@ class Model:
     def prepare_all(self, progress: Progress | None) -> None:
         """Compiles kernels that `prepare` left to other processes, and kernels for rarely used sampling parameters."""
         self._prepare_sizes([bound for bound in self._prefill if bound.max_tokens in self._unprepared], progress)
-        launches = [*self.sampler.every_launch, *self.sampler.filtered_launches]
+        launches = [*self.sampler.every_launch, *self.sampler.filtered_launches] if self.span.is_last else []
         with self.device.compile_progress(launches, progress):
             for launch in launches:
                 launch.prepare()

@@ -58,7 +58,7 @@ class PagedKVCache(KVCache):
 
     def __init__(
         self,
-        device: Device,
+        device: Device | Sequence[Device],
         config: ModelConfig,
         max_context: int,
         kv_dtype: str,
@@ -94,7 +94,6 @@ class PagedKVCache(KVCache):
             max(n_sequences, KEPT_STATES),
             page_tokens,
         )
-        self._device = device
 
     def sequence(self) -> SequenceState:
         """Returns an empty sequence."""
@@ -244,7 +243,7 @@ class PagedKVCache(KVCache):
     def read_page(self, page: int) -> np.ndarray:
         """Reads a page: uint8 [page_nbytes], per buffer the rows of each head."""
         data = np.empty(self.page_nbytes, np.uint8)
-        parts = [self._device.read_async(buffer, part, at) for buffer, at, part in self._parts(page, data)]
+        parts = [self._devices[id(buffer)].read_async(buffer, part, at) for buffer, at, part in self._parts(page, data)]
         for wait in parts:
             wait()
         return data
@@ -254,7 +253,7 @@ class PagedKVCache(KVCache):
         self._prefixes.forget(page)
         self._ever_shared.discard(page)
         for buffer, at, part in self._parts(page, data):
-            self._device.write(buffer, part, at)
+            self._devices[id(buffer)].write(buffer, part, at)
 
     def add_findable(self, pages: Mapping[int, tuple[bytes, bytes]]) -> None:
         """Makes filled free pages findable, in the form and order of `findable`."""
@@ -338,7 +337,7 @@ class PagedKVCache(KVCache):
     def _copy_page(self, source: int, target: int) -> None:
         for buffer, shape in self.shaped_buffers():
             page_bytes = self.page_tokens * shape.row_bytes
-            self._device.copy_rows(
+            self._devices[id(buffer)].copy_rows(
                 buffer,
                 source * page_bytes,
                 target * page_bytes,

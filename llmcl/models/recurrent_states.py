@@ -50,10 +50,11 @@ class RecurrentStates:
     when it continues.
     """
 
-    def __init__(self, device: Device, config: ModelConfig, n_slots: int, border_tokens: int):
+    def __init__(self, devices: Sequence[Device], config: ModelConfig, n_slots: int, border_tokens: int):
+        """devices: the device of each layer."""
         self.n_slots = n_slots
         self.border_tokens = border_tokens
-        self._device = device
+        self._devices: dict[int, Device] = {}  # keyed by id(buffer)
         self.buffers: list[dict[str, Buffer]] = []
         self._state_bytes: dict[int, int] = {}  # bytes per slot for each buffer, keyed by id(buffer)
         for layer in range(config.n_layers):
@@ -62,7 +63,8 @@ class RecurrentStates:
                 nbytes = 4
                 for size in shape:
                     nbytes *= size
-                buffer = device.alloc(n_slots * nbytes, f"{name} states of layer {layer}")
+                buffer = devices[layer].alloc(n_slots * nbytes, f"{name} states of layer {layer}")
+                self._devices[id(buffer)] = devices[layer]
                 self.buffers[layer][name] = buffer
                 self._state_bytes[id(buffer)] = nbytes
         self._held: WeakKeyDictionary[SequenceState, _Held] = WeakKeyDictionary()  # least recently used first
@@ -204,7 +206,7 @@ class RecurrentStates:
         parts = []
         for buffer in self._buffers():
             size = self._state_bytes[id(buffer)]
-            parts.append(self._device.read(buffer, np.uint8, (size,), slot * size))
+            parts.append(self._devices[id(buffer)].read(buffer, np.uint8, (size,), slot * size))
         return np.concatenate(parts)
 
     def add_snapshot(self, key: bytes, data: np.ndarray) -> None:
@@ -215,7 +217,7 @@ class RecurrentStates:
         start = 0
         for buffer in self._buffers():
             size = self._state_bytes[id(buffer)]
-            self._device.write(buffer, data[start : start + size], slot * size)
+            self._devices[id(buffer)].write(buffer, data[start : start + size], slot * size)
             start += size
         self._snapshots[key] = slot
 
@@ -250,7 +252,8 @@ class RecurrentStates:
         """Copies one slot to another in all layers."""
         for buffer in self._buffers():
             size = self._state_bytes[id(buffer)]
-            self._device.copy_rows(buffer, source * size, target * size, row_bytes=size, n_rows=1, pitch_bytes=size)
+            device = self._devices[id(buffer)]
+            device.copy_rows(buffer, source * size, target * size, row_bytes=size, n_rows=1, pitch_bytes=size)
 
     def _buffers(self) -> list[Buffer]:
         return [buffer for of_layer in self.buffers for buffer in of_layer.values()]

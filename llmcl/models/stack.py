@@ -8,6 +8,7 @@ from typing import Any
 
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
+from llmcl.kernels.common.weight import Weight
 from llmcl.models.blocks import AttentionBlock, MlpBlock
 from llmcl.models.bound_block import BoundBlock
 from llmcl.models.expert_block import ExpertsBlock
@@ -32,8 +33,11 @@ def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Laun
 def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tuple[list[Launch], list[Launch]]:
     """Splits stack() for many tokens into launches for every token and launches for tokens that need logits.
 
-    The second list begins once the last cached block has written to the cache.
+    The second list begins once the last cached block has written to the cache. It is empty if other layers follow on
+    another device, which need every token.
     """
+    if weights.head is None:
+        return list(stack(weights, layers, ops)), []
     return list(until_kept(weights, layers, ops)), list(after_kept(weights, layers, ops))
 
 
@@ -77,8 +81,8 @@ def in_turn(weights: ModelWeights, layers: Layers, ops: LayerOps) -> list[tuple[
     """Pairs each block with ops that know the next norm and product."""
     blocks = [block for layer in layers for block in layer]
     following = [(block.weights.norm, block.first_product) for block in blocks[1:]]
-    following.append((weights.final_norm, weights.head))
-    return [(block, ops.before(*after)) for block, after in zip(blocks, following, strict=True)]
+    after_last: tuple[Buffer | None, Weight | None] = weights.final_norm, weights.head
+    return [(block, ops.before(*after)) for block, after in zip(blocks, [*following, after_last], strict=True)]
 
 
 def decode_stack(
@@ -103,7 +107,9 @@ def decode_stack(
 
 
 def head(weights: ModelWeights, ops: LayerOps, logits: Buffer) -> list[Launch]:
-    """Builds the launches from `x` after the last layer to logits."""
+    """Builds the launches from `x` after the last layer to logits. None if other layers follow on another device."""
+    if weights.head is None:
+        return []
     product = ops.norm_linear(weights.final_norm, weights.head, logits)
     return [*product, *soft_cap(ops.device, logits, ops.config.vocab_size, ops.config.logit_soft_cap)]
 

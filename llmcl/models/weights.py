@@ -20,9 +20,10 @@ from llmcl.checkpoint.mixes import MIXES, mixed_format
 from llmcl.checkpoint.quantize import EMBEDDINGS, is_convolution, is_router, quantize_rows, target_format
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
-from llmcl.kernels.common.weight import Weight, alloc_weight, weight_bytes
+from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, weight_bytes
 from llmcl.models.blocks import weights_of
 from llmcl.models.bound_block import BlockWeights
+from llmcl.models.layer_span import LayerSpan
 from llmcl.ops.load_weight import load_weight
 from llmcl.ops.random_weight import random_weight
 from llmcl.progress import Progress
@@ -45,14 +46,15 @@ class ModelWeights:
     embedding: Weight  # [vocab, hidden]
     layers: list[list[BlockWeights]]  # per layer, per block
     final_norm: Buffer  # float32 [hidden]
-    head: Weight  # [vocab, hidden]; the embedding itself if tied
+    head: Weight | None  # [vocab, hidden]; the embedding itself if tied; None: other layers follow on another device
     layer_inputs: LayerInputTensors | None = None
 
     @property
     def matrices(self) -> list[Weight]:
         """Returns the weights of all products."""
         inputs = [] if self.layer_inputs is None else [self.layer_inputs.projection]
-        return [self.head, *inputs, *(matrix for layer in self.layers for block in layer for matrix in block.matrices)]
+        head = [] if self.head is None else [self.head]
+        return [*head, *inputs, *(matrix for layer in self.layers for block in layer for matrix in block.matrices)]
 
     def decode_bytes(self) -> int:
         """Returns the bytes that a decode step reads: everything except an embedding used only for lookup and the
@@ -108,31 +110,47 @@ class WeightTypes:
         return n_bytes.most_common(1)[0][0]
 
 
-def all_plans(config: ModelConfig) -> list[MatrixPlan]:
-    plans = [*config.top_matrices().values()]
-    for i, blocks in enumerate(config.layers):
-        plans += [plan.of_layer(i) for block in blocks for plan in block.matrices(config).values()]
+def all_plans(config: ModelConfig, span: LayerSpan | None = None) -> list[MatrixPlan]:
+    """Returns the matrices of the model, or of the part on the device that computes `span`."""
+    plans = [*_top_plans(config, span).values()]
+    for i in _layers(config, span):
+        plans += [plan.of_layer(i) for block in config.layers[i] for plan in block.matrices(config).values()]
     return plans
 
 
-def weights_bytes(config: ModelConfig, types: WeightTypes) -> int:
-    """Returns the device memory for all matrices, in bytes."""
-    return sum(types.n_bytes(plan) for plan in all_plans(config))
+def _layers(config: ModelConfig, span: LayerSpan | None) -> range:
+    return range(config.n_layers) if span is None else span.layers
+
+
+def _top_plans(config: ModelConfig, span: LayerSpan | None) -> dict[str, MatrixPlan]:
+    """Returns the matrices outside the layers. A tied embedding is on the first and on the last device."""
+    plans = config.top_matrices()
+    if span is None or (span.is_first and span.is_last):
+        return plans
+    head = "head" if "head" in plans else "embedding"
+    names = {*(plans.keys() - {"head"} if span.is_first else ()), *([head] if span.is_last else ())}
+    return {name: plan for name, plan in plans.items() if name in names}
+
+
+def weights_bytes(config: ModelConfig, types: WeightTypes, span: LayerSpan | None = None) -> int:
+    """Returns the device memory for all matrices (of `span`), in bytes."""
+    return sum(types.n_bytes(plan) for plan in all_plans(config, span))
 
 
 def build_weights(
     config: ModelConfig,
     matrix: Callable[[MatrixPlan], Weight],
     vector: Callable[..., Buffer],
+    span: LayerSpan | None = None,
 ) -> ModelWeights:
-    """Assembles the model's weights with two functions: one makes matrices, one makes norms and biases (by tensor
-    names).
+    """Assembles the weights of the model, or of `span`, with two functions: one makes matrices, one makes norms and
+    biases (by tensor names).
     """
-    top = {name: matrix(plan) for name, plan in config.top_matrices().items()}
+    top = {name: matrix(plan) for name, plan in _top_plans(config, span).items()}
     layers: list[list[BlockWeights]] = []
-    for i, blocks in enumerate(config.layers):
+    for i in _layers(config, span):
         layers.append([])
-        for block in blocks:
+        for block in config.layers[i]:
             matrices = {name: matrix(plan.of_layer(i)) for name, plan in block.matrices(config).items()}
             vectors = {
                 name: vector(*(layer_name(i, tensor) for tensor in tensors)) if tensors else None
@@ -142,7 +160,18 @@ def build_weights(
     inputs = None
     if config.layer_input_size:
         inputs = LayerInputTensors(top["layer_embedding"], top["layer_projection"], vector(LAYER_INPUT_NORM))
-    return ModelWeights(top["embedding"], layers, vector(FINAL_NORM), top.get("head", top["embedding"]), inputs)
+    final_norm = vector(FINAL_NORM)
+    head = top.get("head") or top["embedding"] if span is None or span.is_last else None
+    embedding = top["embedding"] if span is None or span.is_first else _no_embedding(config, final_norm)
+    return ModelWeights(embedding, layers, final_norm, head, inputs)
+
+
+def _no_embedding(config: ModelConfig, memory: Buffer) -> Weight:
+    """Returns an embedding with rows of length 0, for a device that gets x from another device: the launch computes
+    rotations and the latest positions only. memory: any buffer, because nothing is read.
+    """
+    part = WeightPart(memory, 0, -(-config.vocab_size // TILE_ROWS), "float32")
+    return Weight("no embedding", config.vocab_size, 0, (part,))
 
 
 def _alloc(device: Device, plan: MatrixPlan, types: WeightTypes) -> Weight:
@@ -212,8 +241,9 @@ def load_weights(
     checkpoint: Checkpoint,
     types: WeightTypes,
     progress: Progress | None = None,
+    span: LayerSpan | None = None,
 ) -> ModelWeights:
-    """Reads, converts and uploads every tensor, one at a time.
+    """Reads, converts and uploads every tensor (of `span`), one at a time.
 
     Raises CheckpointError, with the tensor names, if a weight or a scale is not finite in its storage type.
     """
@@ -227,7 +257,8 @@ def load_weights(
         for name, info in checkpoint.tensors.items()
         if len(info.shape) == 2
     ]
-    total = sum(source.row_bytes * source.n_rows for source in sources)
+    needed = {name for plan in all_plans(config, span) for name in plan.tensors}
+    total = sum(source.row_bytes * source.n_rows for source in sources if source.name in needed)
     done = 0
     is_quantizing = any(source.format != checkpoint.tensors[source.name].format for source in sources)
     doing = "quantising weights" if is_quantizing else "loading weights"
@@ -270,7 +301,7 @@ def load_weights(
             parts.append(_device_vector(config, name, values))
         return device.upload(np.concatenate(parts), names[0])
 
-    weights = build_weights(config, matrix, vector)
+    weights = build_weights(config, matrix, vector, span)
     bad = np.flatnonzero(device.read(flags, np.int32, (len(names),)))
     flags.release()
     if bad.size:
@@ -370,15 +401,24 @@ def _usual(name: str) -> float:
 
 
 def random_weights(
-    device: Device, config: ModelConfig, types: WeightTypes, seed: int = 0, progress: Progress | None = None
+    device: Device,
+    config: ModelConfig,
+    types: WeightTypes,
+    seed: int = 0,
+    progress: Progress | None = None,
+    span: LayerSpan | None = None,
 ) -> ModelWeights:
-    """Returns weights with the real shapes and random values, generated on the device. Norms are ones, biases zeros."""
-    count = done = 0
-    total = weights_bytes(config, types)
+    """Returns weights with the real shapes and random values, generated on the device. Norms are ones, biases zeros.
+
+    A matrix has the same values whether `span` is the whole model or not.
+    """
+    done = 0
+    total = weights_bytes(config, types, span)
+    numbers = {plan: i for i, plan in enumerate(all_plans(config), 1)}
 
     def matrix(plan: MatrixPlan) -> Weight:
-        nonlocal count, done
-        count += 1
+        nonlocal done
+        count = numbers[plan]
         weight = _alloc(device, plan, types)
         # A uniform distribution with variance 1 / k keeps activations near magnitude 1 in a deep stack.
         random_weight(device, weight, (3.0 / plan.k) ** 0.5, seed * 1_000_003 + count)
@@ -394,4 +434,4 @@ def random_weights(
         fills = [np.full(prod(shapes[name]), _usual(name), np.float32) for name in names]
         return device.upload(np.concatenate(fills), names[0])
 
-    return build_weights(config, matrix, vector)
+    return build_weights(config, matrix, vector, span)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, replace
 
 
 @dataclass
@@ -19,6 +20,11 @@ class Traffic:
             self.device_to_host_bytes - earlier.device_to_host_bytes,
             self.kernel_launches - earlier.kernel_launches,
         )
+
+    @classmethod
+    def total(cls, each: Iterable[Traffic]) -> Traffic:
+        """Returns the sum over several devices."""
+        return cls(*map(sum, zip(*map(astuple, each), strict=True)))
 
     def copy(self) -> Traffic:
         return replace(self)

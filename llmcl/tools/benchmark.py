@@ -141,7 +141,7 @@ def _row(llm: LLM, test: str, samples_ts: Sequence[float], **figures: Any) -> Be
         size=llm.weight_bytes_per_token,
         n_params=llm.config.n_parameters(),
         backend="OpenCL",
-        device=llm.device.name,
+        device=llm.place,
         dtype=llm.dtype,
         kv_dtype=llm.kv_dtype,
         test=test,

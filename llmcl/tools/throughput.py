@@ -89,7 +89,7 @@ def run(llm: LLM, plan: ThroughputPlan, note: Callable[[str], None] = lambda tex
                 rows.append(
                     ThroughputRow(
                         llm.model_name,
-                        llm.device.name,
+                        llm.place,
                         llm.dtype,
                         llm.kv_dtype,
                         pp,

@@ -37,6 +37,7 @@ class Engine:
     def __init__(self) -> None:
         self.calls: list[tuple[str, int, int]] = []
         self.device = SimpleNamespace(name="Steady Device", read_bandwidth=lambda: 20e9)
+        self.place = self.device.name
 
     def bench_prefill(self, n_tokens: int) -> float:
         self.calls.append(("pp", n_tokens, 0))

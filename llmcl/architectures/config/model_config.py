@@ -170,7 +170,11 @@ class ModelConfig:
     @property
     def state_bytes(self) -> int:
         """Returns the state bytes per sequence over all recurrent layers, or 0."""
-        return 4 * sum(prod(shape) for i in range(self.n_layers) for shape in self.states(i).values())
+        return self.state_bytes_in(range(self.n_layers))
+
+    def state_bytes_in(self, layers: range) -> int:
+        """Returns the state bytes per sequence in these layers, or 0."""
+        return 4 * sum(prod(shape) for i in layers for shape in self.states(i).values())
 
     @property
     def has_windows(self) -> bool:

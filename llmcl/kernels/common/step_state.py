@@ -62,6 +62,7 @@ class StepState:
         self._recurrent_slots: dict[int, int] = {}  # per sequence, as written to the device
         self._snapshot: tuple[int, int] | None = (0, 0)  # as written to the device
         self._rows: list[int] = []
+        self.mirrors: Sequence[StepState] = ()  # on other devices: get what the host writes here
         self.constants: dict[str, object] = {**CONSTANTS}
         self.layout = np.array([before, slots, n_sequences], np.int32)  # the contents of the slots from RECORDS on
         if n_sequences:
@@ -86,6 +87,8 @@ class StepState:
 
     def write_tokens(self, token_ids: Sequence[int] | np.ndarray, position: int) -> None:
         """Writes `token_ids` (at most max_tokens) as the next step's input, at `position` in the cache."""
+        for mirror in self.mirrors:
+            mirror.write_tokens(token_ids, position)
         ids, slots = np.asarray(token_ids, np.int32), np.array([position, len(token_ids)], np.int32)
         if len(ids) == 1:  # like `_write_slots`
             self._device.fill(self.tokens, ids, 0, 4)
@@ -113,6 +116,8 @@ class StepState:
         return self._before + sequence * (N_SLOTS + self.n_pages)
 
     def _write_slots(self, values: Sequence[int], first: int) -> None:
+        for mirror in self.mirrors:
+            mirror._write_slots(values, first)
         if len(values) == 1:  # the common case in decode: a write would wait for steps in flight
             self._device.fill(self.state, np.int32(values[0]), 4 * first, 4)
         else:
