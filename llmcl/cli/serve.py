@@ -264,8 +264,9 @@ def model_facts(llm: LLM, model: str) -> ModelFacts:
     """Returns what clients may read about the model. model: the user's name for it."""
     from llmcl.serve.model_facts import ModelFacts
 
-    weights, config = llm.model.weights, llm.config
-    matrices = {id(matrix): matrix.nbytes for matrix in (weights.embedding, *weights.matrices)}  # some are tied
+    config, weights = llm.config, [stage.weights for stage in llm.model.stages]
+    # some are tied
+    matrices = {id(matrix): matrix.nbytes for each in weights for matrix in (each.embedding, *each.matrices)}
     return ModelFacts(
         family=config.architecture,
         n_parameters=config.n_parameters(),

@@ -67,7 +67,8 @@ class LLM(PromptReader, SpeedTests):
         self._grammars: Grammars | None = None
         self._scores: TextScores | None = None
         self._kept = KeptBatch()
-        self.device.spares.add(self._kept)
+        for device in self.devices:
+            device.spares.add(self._kept)
         self.sequence = model.cache.sequence()  # for all texts outside conversations
 
     def __repr__(self) -> str:

@@ -14,6 +14,7 @@ from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.batch_launches import BatchLaunches
+from llmcl.models.batch_stages import BatchStages
 from llmcl.models.blocks import AttentionBlock
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
@@ -53,19 +54,15 @@ def make_batch(
 
     Raises UsageError for sizes out of range, OutOfDeviceMemoryError if device memory is too small.
     """
-    if len(model.stages) > 1:
-        raise UsageError(
-            "several texts at once (llmcl serve, --batch, a list of prompts, n) need a model on one device; name one "
-            "device (--device)"
-        )
     if not 1 <= max_sequences <= MAX_SEQUENCES:
         raise UsageError(f"max_sequences is {max_sequences}; expected 1 to {MAX_SEQUENCES}")
     shape, most = model.cache.shape, max_sequences * pool_pages(max_context, page_tokens)
     kv_tokens = page_tokens * (most if n_pages is None else n_pages)
     rows = max(max_sequences, min(max_rows or prefill_chunk(model.device), max_sequences * max_context))
-    check_batch_memory(model.device, model.config, shape.kv_dtype, kv_tokens, max_sequences, rows)
+    for stage in model.stages:
+        check_batch_memory(stage.device, model.config, shape.kv_dtype, kv_tokens, max_sequences, rows, span=stage.span)
     pool = PagedKVCache(
-        model.device,
+        [stage.device for stage in model.stages for _ in stage.span.layers],
         model.config,
         max_context,
         shape.kv_dtype,
@@ -76,17 +73,8 @@ def make_batch(
     )
     # With per-sequence mods, keys and values depend on the batch slot, so pages cannot be shared.
     pool.has_prefixes = not any(mods.per_sequence for mods in model.mods)
-    batch_model = Model(
-        model.device,
-        model.config,
-        model.weights,
-        pool,
-        chunk=model.chunk,
-        logit_rows=max_sequences,
-        step_rows=rows if reads_together(model) else 0,
-        mods=model.mods,
-        prepared=False,
-    )
+    step_rows = rows if reads_together(model) else 0
+    batch_model = model.with_cache(pool, logit_rows=max_sequences, step_rows=step_rows, prepared=False)
     return Batch(batch_model, max_sequences, rows, progress, invariant=invariant)
 
 
@@ -94,7 +82,8 @@ def reads_together(model: Model) -> bool:
     """Returns whether a step may hold chunks from several sequences: only if every cached layer is attention with keys
     and values.
     """
-    return all(isinstance(block, AttentionBlock) for layer in model.layers for block in layer if block.keeps)
+    layers = (layer for stage in model.stages for layer in stage.layers)
+    return all(isinstance(block, AttentionBlock) for layer in layers for block in layer if block.keeps)
 
 
 @dataclass(frozen=True)
@@ -137,10 +126,11 @@ class Batch:
         self.n_steps = 0  # steps that sampled
         self.sampler = Sampler(device, model.act.logits, config.vocab_size, self.step_state, self.max_context)
         self._slots = Slots(model, self.step_state, self.sampler)
-        self.decoding = BatchLaunches(model, self.step_state, self.sampler, invariant=invariant)
+        self.decoding = BatchLaunches(model, self.step_state, self.sampler.last_seen, invariant=invariant)
         self.max_rows = max_rows  # per step
         self.reads_together = reads_together(model)  # False: a step holds decoding rows or one chunk, never both
         self.ragged = bind_ragged(model, max_rows, self.decoding.ops) if self.reads_together else None
+        self._before = BatchStages(model, self.step_state, max_rows, invariant=invariant, ragged=self.ragged)
         self._scoring: Scoring | None = None
         separate = [launch for bound in self.decoding.bound.values() for launch in bound.separate]
         others = *(self.ragged.launches if self.ragged else ()), *self.sampler.every_launch
@@ -149,6 +139,7 @@ class Batch:
         decode = [launch for bound in self.decoding.bound.values() for launch in bound.to_prepare]
         with device.compile_progress((*model.launches_to_prepare, *decode, *others), progress):
             model.prepare(None)
+            self._before.prepare()
             for of_step in (*self.decoding.bound.values(), *others):
                 of_step.prepare()
 
@@ -225,6 +216,7 @@ class Batch:
                 self.step_state.write_sequence(slot, sequence.position + len(chunk.token_ids) - 1, sequence.n_sampled)
         if sampled:
             self._begin_step(sampled)
+        self._before.read(runs)
         self.ragged.run(self.model, runs, wanted)
         for chunk in chunks:
             chunk.sequence.token_ids.extend(chunk.token_ids)
@@ -310,6 +302,7 @@ class Batch:
             self.cache.advance(sequence, 1)
         n = len(sequences)
         self._begin_step(sequences)
+        self._before.decode(n)
         self.model.run(self.decoding.launches_for(n), n)
         self._hand_over(before_sampling)
         return self._sample(sequences)

@@ -15,17 +15,17 @@ from llmcl.models.layer_ops import PrefillOps
 from llmcl.models.model import Model
 from llmcl.models.stack import head, stack
 from llmcl.ops.linear import rows_are_decoded
-from llmcl.ops.sample import Sampler
-from llmcl.runtime.device import Launch
+from llmcl.runtime.device import Buffer, Launch
 
 
 class BatchLaunches:
     """Launches up to the logits, `bound` by row limit. invariant: rows have the same bits alone and beside others."""
 
-    def __init__(self, model: Model, step: StepState, sampler: Sampler, *, invariant: bool):
+    def __init__(self, model: Model, step: StepState, last_seen: Buffer, *, invariant: bool):
+        """last_seen: see `Sampler`."""
         self._model = model
         self._step = step
-        self._sampler = sampler
+        self._last_seen = last_seen
         self._invariant = invariant
         # A single row uses the one-token products if the bits stay the same.
         bounds = [1] if invariant and rows_are_decoded(model.device, model.weights.matrices) else []
@@ -46,7 +46,7 @@ class BatchLaunches:
         part_acc = self._step.scratch(f"sums of splits, {sums} bytes", sums)
         context = model.device, model.config, self._step, replace(act, part_ml=part_ml, part_acc=part_acc)
         attention = RowAttention(*context, shape, splits)
-        ops = PrefillOps(*context, attention, model.rotations, self._sampler.last_seen, max_rows)
+        ops = PrefillOps(*context, attention, model.rotations, self._last_seen, max_rows)
         return replace(ops, experts_for=FEW_ROWS[0]) if self._invariant else ops
 
     def _bind(self, max_rows: int) -> BoundLaunches:

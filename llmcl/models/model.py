@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -236,6 +237,11 @@ class Model:
     def stages(self) -> Sequence[Model]:
         """Returns the models of all spans, in the order of their layers (stages.py)."""
         return [self]
+
+    def with_cache(self, cache: KVCache, **options: Any) -> Model:
+        """Returns a model with the same weights and another cache. options: of the constructor."""
+        options |= {"chunk": self.chunk, "mods": self.mods, "span": self.span}
+        return Model(self.device, self.config, self.weights, cache, **options)
 
     @property
     def devices(self) -> list[Device]:

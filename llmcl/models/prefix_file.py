@@ -59,7 +59,8 @@ class Origin:
     def of(cls, model: Model, shape: AttentionShape, *, batch_invariant: bool) -> Origin:
         """Returns the origin of a model and its cache: its sizes, and weight samples read from the device."""
         content = blake2b(repr(model.config).encode(), digest_size=16)
-        for sample in model.weights.samples(model.device):
+        samples = (sample for stage in model.stages for sample in stage.weights.samples(stage.device))
+        for sample in samples:
             content.update(sample)
         content.update(repr((shape.scale, shape.exact_queries)).encode())
         return cls(f"{__version__}, {FORMAT}", content.hexdigest(), shape.kv_dtype, shape.page_tokens, batch_invariant)

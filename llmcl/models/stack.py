@@ -36,13 +36,14 @@ def prefill_stack(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> tup
     The second list begins once the last cached block has written to the cache. It is empty if other layers follow on
     another device, which need every token.
     """
-    if weights.head is None:
-        return list(stack(weights, layers, ops)), []
     return list(until_kept(weights, layers, ops)), list(after_kept(weights, layers, ops))
 
 
 def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterator[Launch]:
     """Yields the first list of `prefill_stack`: the launches that every token needs."""
+    if weights.head is None:
+        yield from stack(weights, layers, ops)
+        return
     last = _keeper(layers)
     yield from _embed(weights, ops)
     for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
@@ -53,7 +54,8 @@ def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterat
 
 def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
     """Yields the second list of `prefill_stack`: the launches after the last cached block's `keep`."""
-    for block, of_block in in_turn(weights, layers, ops)[_keeper(layers) :]:
+    following = [] if weights.head is None else in_turn(weights, layers, ops)[_keeper(layers) :]
+    for block, of_block in following:
         yield from block.add(of_block)
 
 

@@ -81,9 +81,10 @@ class StagedModel(Model):
         self.before = [part.model(config, cache, chunk=chunk, prepared=False, **options) for part in first]
         options |= {"mods": last.mods, "span": last.span, "chunk": chunk, "prepared": False}
         super().__init__(last.device, config, last.weights, cache, **options)
+        self.parts = parts
         self.step.mirrors = [stage.step for stage in self.before]
         pairs = zip(self.before, [*self.before[1:], self], strict=True)
-        self._gaps = [RowsThroughHost(stage, after) for stage, after in pairs]
+        self.gaps = [RowsThroughHost(stage, after) for stage, after in pairs]
         if prepared:
             self.prepare(progress)
 
@@ -91,13 +92,16 @@ class StagedModel(Model):
     def stages(self) -> Sequence[Model]:
         return [*self.before, self]
 
+    def with_cache(self, cache: KVCache, **options: Any) -> Model:
+        return StagedModel(self.parts, self.config, cache, chunk=self.chunk, **options)
+
     def _compute_before(self, step: Step, *, decodes: bool) -> None:
         if step.token_ids is None:  # chosen by the last stage
             token = self.device.read(self.step.tokens, np.int32, (1,))
             for stage in self.before:
                 stage.step.write_tokens(token, step.position)
         n = step.n_tokens
-        for stage, gap in zip(self.before, self._gaps, strict=True):
+        for stage, gap in zip(self.before, self.gaps, strict=True):
             stage.step_position = step.position
             launches = stage.decode_launches_at(step.position) if decodes else stage.launches_for(n)
             stage.run(launches, n)

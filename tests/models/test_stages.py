@@ -25,6 +25,7 @@ compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=T
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 BOUND = 1e-4
+SAMPLED = {"temperature": 0.7, "repeat_penalty": 1.2, "seed": 5}
 slow = pytest.mark.slow
 CONFIGS = FAMILIES | {
     "llama": small_config(n_layers=3),
@@ -149,3 +150,21 @@ def test_shares_need_several_devices_and_layers_enough(pair: list[Device], folde
 def test_layers_that_share_keys_cannot_be_divided(pair: list[Device], folder_of: Callable[[str], Path]) -> None:
     with pytest.raises(UnsupportedModelError, match="read the keys of earlier layers"):
         load(folder_of("gemma4_text-late"), pair)
+
+
+@pytest.mark.parametrize("name", [FIRST, pytest.param("lfm2", marks=slow)])
+def test_texts_beside_each_other_get_the_tokens_of_one_device(
+    name: str, pair: list[Device], folder_of: Callable[[str], Path]
+) -> None:
+    """Prompts of several lengths, read in chunks while others decode. lfm2 reads them in turn."""
+    rng = np.random.default_rng(3)
+    prompts = [[int(i) for i in rng.integers(3, CONFIGS[name].vocab_size, n)] for n in (70, 3, 21)]
+
+    def answers(devices: Any) -> list[list[int]]:
+        with (
+            load(folder_of(name), devices, compile_kernels=False) as llm,
+            llm.engine(max_sequences=3, max_step_tokens=32) as engine,
+        ):
+            return [each.token_ids for each in engine.generate(prompts, max_tokens=24, ignore_eos=True, **SAMPLED)]
+
+    assert answers(pair) == answers(pair[0])

@@ -182,6 +182,18 @@ class StepState:
 
         return tokens
 
+    def copy_to(self, others: Sequence[StepState]) -> None:
+        """Copies slots, records and tokens to step states of the same layout on other devices. Waits for the work
+        enqueued before.
+        """
+        slots = self._device.read(self.state, np.int32, (self.state.nbytes // 4,))
+        tokens = self._device.read(self.tokens, np.int32, (self.tokens.nbytes // 4,))
+        for other in others:
+            for slot, keys in other._capacities.items():  # an implementation's copy of the cache may differ in size
+                slots[[slot, *(other._first_slot(i) + slot for i in range(other.n_sequences))]] = keys
+            other._device.write(other.state, slots)
+            other._device.write(other.tokens, tokens)
+
     def scratch(self, name: str, nbytes: int) -> Buffer:
         """Returns a named scratch buffer. Allocates it on first use. The size must not grow in later calls."""
         if name not in self._scratch:
