@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import Experts, layer_name
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
 
 
 def experts_of(config: ModelConfig) -> dict[int, Experts]:
@@ -42,7 +45,54 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
             )
             stacked[layer_name(i, f"{block.shared}.input_linear.weight")] = np.concatenate([gate, up])
             stacked[layer_name(i, f"{block.shared}.output_linear.weight")] = down
+    for name in [name for name in stacked if name.endswith("e_score_correction_bias")]:
+        if config.architecture == "minimax_m2":
+            stacked[name.replace("block_sparse_moe", "mlp")] = stacked.pop(name)
+        if config.architecture == "ernie4_5_moe":
+            stacked[name.replace("mlp.", "mlp.gate.")] = stacked.pop(name)[np.newaxis]
     return stacked
+
+
+def expert_options(config: ModelConfig) -> dict[str, Any]:
+    """Keys of transformers' configuration for experts that are chosen by scores; {} for other models."""
+    mixtures = experts_of(config)
+    if not mixtures or (scores := next(iter(mixtures.values())).settings.scores) is None:
+        return {}
+    experts, n_dense = next(iter(mixtures.values())).settings, min(mixtures)
+    n_shared = experts.shared_size // experts.size
+    if config.architecture == "ernie4_5_moe":
+        shared = {"moe_num_shared_experts": n_shared, "moe_layer_start_index": n_dense}
+        return {"moe_num_experts": experts.n_experts, **shared}
+    if config.architecture == "glm4_moe":
+        groups = {"n_group": scores.n_groups, "topk_group": scores.top_groups, "routed_scaling_factor": scores.scale}
+        return {"n_routed_experts": experts.n_experts, "n_shared_experts": n_shared, **groups} | {
+            "first_k_dense_replace": n_dense,
+            "norm_topk_prob": experts.renormalize,
+        }
+    return {}
+
+
+def write_scores(writer: GGUFWriter, config: ModelConfig) -> None:
+    """What llama.cpp's converters write of a router that chooses by scores, in models without latents."""
+    import gguf
+
+    mixtures = experts_of(config)
+    experts = next(iter(mixtures.values())).settings
+    assert experts.scores is not None
+    if config.architecture != "ernie4_5_moe":  # whose config.json does not name the function
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if config.architecture == "minimax_m2":
+        return
+    writer.add_leading_dense_block_count(min(mixtures))
+    writer.add_expert_shared_count(experts.shared_size // experts.size)
+    if config.architecture == "ernie4_5_moe":
+        writer.add_interleave_moe_layer_step(1)
+        return
+    writer.add_expert_weights_scale(experts.scores.scale)
+    writer.add_expert_weights_norm(experts.renormalize)
+    writer.add_expert_group_count(experts.scores.n_groups)
+    writer.add_expert_group_used_count(experts.scores.top_groups)
+    writer.add_nextn_predict_layers(0)
 
 
 def _interleaved_experts(i: int, block: Experts, weights: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:

@@ -116,6 +116,18 @@ IN_THREE = dataclasses.replace(IN_GROUPS, n_groups=3)
 BY_SOFTMAX = Scores("softmax", n_groups=3, top_groups=2, scale=2.0, corrected=False)
 SCALED_SOFTMAX = Scores("softmax", scale=2.0, corrected=False)
 
+BY_CORRECTED_SOFTMAX = Scores("softmax")
+
+
+def glm4_moe_config(
+    experts: ExpertSettings, *, bias: bool = False, head_norms: bool = False, **changes: Any
+) -> ModelConfig:
+    """The first layer has no experts; half of each head rotates."""
+    of_all = {"bias": bias, "head_norms": head_norms}
+    settings = [LayerSettings(**of_all), LayerSettings(experts=experts, **of_all)]
+    return small_config("glm4_moe", settings=settings, rotary_dim=16, **changes)
+
+
 FAMILIES: dict[str, ModelConfig] = {
     "llama-biases": small_config(settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2),
     "smollm3": small_config(
@@ -399,6 +411,35 @@ FAMILIES: dict[str, ModelConfig] = {
     "gemma4_text-given": gemma4_late_config(2, 16, 2, tie_embeddings=False),
     "gemma4_text-late": gemma4_late_config(4, 48, 1, n_q_heads=6, hidden_size=96),
     "gemma2": gemma2_config(windows=(WINDOW, None, WINDOW)),
+    "glm4_moe": glm4_moe_config(ExpertSettings(6, 2, 48, shared_size=48, scores=BY_SIGMOIDS), head_norms=True),
+    "glm4_moe-biases": glm4_moe_config(
+        ExpertSettings(9, 4, 32, renormalize=False, shared_size=64, scores=IN_THREE), bias=True, tie_embeddings=True
+    ),
+    "seed_oss": small_config("seed_oss", settings=[LayerSettings(bias=True)] * 2),
+    "seed_oss-biases": small_config(
+        "seed_oss", settings=[LayerSettings(bias=True, output_bias=True, mlp_bias=True)] * 2, tie_embeddings=True
+    ),
+    "exaone4": small_config("exaone4"),
+    "exaone4-windows": small_config(
+        "exaone4", settings=[LayerSettings(WINDOW)] * 3 + [LayerSettings(rotation="none")], tie_embeddings=True
+    ),
+    "ernie4_5": small_config("ernie4_5", rope_theta=500000.0, tie_embeddings=True),
+    "ernie4_5_moe": small_config(
+        "ernie4_5_moe",
+        settings=[
+            LayerSettings(),
+            LayerSettings(experts=ExpertSettings(6, 2, 48, shared_size=96, scores=BY_CORRECTED_SOFTMAX)),
+        ],
+        head_dim=16,  # transformers has no other than the hidden size over the heads
+        tie_embeddings=True,
+    ),
+    "minimax_m2": small_config(
+        "minimax_m2",
+        settings=[LayerSettings(experts=ExpertSettings(6, 2, 48, scores=Scores()))] * 2,
+        intermediate_size=48,
+        rotary_dim=16,
+        rope_theta=5e6,
+    ),
     "gpt_oss": gpt_oss_config(ExpertSettings(6, 4, 64), rope_scaling=UNTRUNCATED_YARN),
     "gpt_oss-grouped": gpt_oss_config(ExpertSettings(9, 4, 32), rope_scaling=UNTRUNCATED_YARN, **GROUPED),
     "gpt_oss-tied": gpt_oss_config(ExpertSettings(6, 4, 64), biased=False, tie_embeddings=True),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from expert_weights import experts_of
+from expert_weights import experts_of, write_scores
 from gguf_reference import write_out
 from helpers import windows_of
 from latent_weights import latent_in_gguf, write_latent
@@ -128,6 +128,10 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
             writer.add_rope_scaling_attn_factors(scaling.amplitude)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
+    if FAMILIES[config.architecture].rope_kinds.get("mrope") is not None:
+        writer.add_rope_dimension_sections([2, 3, 3, 0])
+        if arch != "qwen2vl":
+            writer.add_num_deepstack_layers(0)
     if config.has_windows:
         writer.add_sliding_window(next(window for window in windows_of(config) if window is not None))
         writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
@@ -157,10 +161,15 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
         of = next(iter(experts.values())).settings
         writer.add_expert_count(of.n_experts)
         writer.add_expert_used_count(of.top_k)
-        if of.size != config.intermediate_size or arch in ("gpt-oss", "qwen35moe", "qwen3next"):
+        if of.size != config.intermediate_size or arch in ("gpt-oss", "minimax-m2", "qwen35moe", "qwen3next"):
             writer.add_expert_feed_forward_length(of.size)
+        shared_size = of.shared_size
+        if arch == "ernie4_5-moe":  # which the converter makes of other sizes
+            shared_size = config.intermediate_size // config.n_kv_heads
         if of.shared_size and not FAMILIES[config.architecture].own_heads:  # whose shared expert is its MLP
-            writer.add_expert_shared_feed_forward_length(of.shared_size)
+            writer.add_expert_shared_feed_forward_length(shared_size)
+        if config.latent is None and of.scores is not None:
+            write_scores(writer, config)
 
 
 def gguf_tensors(
@@ -177,7 +186,8 @@ def gguf_tensors(
     arch = gguf_architecture(config)
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
-    interleaves = arch == "llama" or FAMILIES[config.architecture].gguf_interleaves_rope
+    family = FAMILIES[config.architecture]
+    interleaves = (arch == "llama" or family.gguf_interleaves_rope) and not family.interleaves_rope
     stacked = {**weights}
     for i, block in experts_of(config).items():
         of = block.settings
@@ -199,6 +209,8 @@ def gguf_tensors(
         if block.has_shared_gate:
             gate = stacked.pop(layer_name(i, f"{block.shared_gate}.weight"))
             yield f"blk.{i}.ffn_gate_inp_shexp.weight", gate[0]
+    for name in [name for name in stacked if name.endswith("e_score_correction_bias")]:
+        stacked[name.replace("correction_bias", "correction.bias")] = stacked.pop(name)
     for name, values in as_in_gguf(config, latent_in_gguf(config, stacked, joined=joined_heads)).items():
         has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         stored = values + np.float32(config.norm_offset) if has_offset else values

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from ascii_tokenizer import ascii_tokenizer
-from expert_weights import experts_of, stacked_experts
+from expert_weights import expert_options, experts_of, stacked_experts
 from latent_weights import latent_options, with_joined_heads
 from numpy.typing import NDArray
 from own_heads import as_own_heads_need, own_heads_options
@@ -212,9 +212,10 @@ def transformers_class(config: ModelConfig) -> Any:
     name = FAMILIES[config.architecture].hf_class.removesuffix("ForCausalLM")
     mlp = config.layers[0][-1]
     mlp_bias = isinstance(mlp, GatedMlp) and mlp.bias
-    for key, has_bias in (("attention_bias", attention.output_bias), ("mlp_bias", mlp_bias)):
-        if key in FAMILIES[config.architecture].biases:
-            options[key] = has_bias
+    biases = {"attention_bias": attention.bias, "attention_out_bias": attention.output_bias, "mlp_bias": mlp_bias}
+    options |= {key: has for key, has in biases.items() if key in FAMILIES[config.architecture].biases}
+    if FAMILIES[config.architecture].optional_head_norms:
+        options["use_qk_norm"] = attention.head_norms
     if FAMILIES[config.architecture].unrotated_layers:
         options["no_rope_layers"] = [int(config.attention(i).rotation != "none") for i in range(config.n_layers)]
     if FAMILIES[config.architecture].multipliers:
@@ -231,8 +232,8 @@ def transformers_class(config: ModelConfig) -> Any:
         options["experts_implementation"] = "eager"  # the others know no float64
         options |= {keys.renormalize: of.renormalize} if isinstance(keys.renormalize, str) else {}
         options |= {} if keys.shared_size is None else {keys.shared_size: of.shared_size}
-        options |= latent_options(config)
-        if len(experts) < config.n_layers and config.latent is None:
+        options |= latent_options(config) | expert_options(config)
+        if len(experts) < config.n_layers and keys.dense_layers is None:
             options["mlp_only_layers"] = [i for i in range(config.n_layers) if i not in experts]
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
@@ -241,6 +242,8 @@ def transformers_class(config: ModelConfig) -> Any:
     elif config.has_windows:  # Gemma-2's and Qwen's
         options["sliding_window"] = window
         options["layer_types"] = ["full_attention" if w is None else "sliding_attention" for w in windows]
+    if FAMILIES[config.architecture].unrotated_full and window is None:
+        options |= {"sliding_window": None, "layer_types": ["full_attention"] * config.n_layers}
     if config.architecture.startswith("qwen"):
         options["use_sliding_window"] = config.has_windows
     if config.architecture.startswith("gemma"):

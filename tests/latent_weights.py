@@ -102,6 +102,4 @@ def latent_in_gguf(
         if name.endswith((KEYS, VALUES)):
             rows = of.rank if name.endswith(KEYS) else of.value
             found[name] = found[name].reshape(config.n_q_heads, rows, -1)
-        if name.endswith("e_score_correction_bias"):
-            found[name.replace("correction_bias", "correction.bias")] = found.pop(name)
     return found

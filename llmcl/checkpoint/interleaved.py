@@ -19,7 +19,7 @@ import numpy as np
 from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.formats import FORMATS
-from llmcl.checkpoint.stacked import n_experts_of
+from llmcl.checkpoint.stacked import n_experts_of, parts_of
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, shown
 
@@ -79,12 +79,34 @@ def interleaved_parts(
         if kind == "_bias":
             split |= _biases(name, tensor, parts, n_experts)
         elif kind == "":
-            split |= _transposed(name, tensor, parts, n_experts)
+            split |= _transposed(name, tensor, parts, n_experts, alternate=True)
         elif kind == _BLOCKS:
             scales = stored.get(name.removesuffix(_BLOCKS) + _SCALES)
             split |= _mxfp4(name, tensor, scales, parts, n_experts)
         elif kind != _SCALES:
             split[name] = tensor
+    return split
+
+
+def transposed_parts(
+    stored: Mapping[str, StoredTensor], transposed: Mapping[str, tuple[str, ...]], config: ModelConfig
+) -> dict[str, StoredTensor]:
+    """Returns a folder's tensors, with the tensors in `transposed` (`Family.transposed`) split into named parts.
+
+    transformers 5 saves the same tensors [n_experts, rows, columns]. The shapes tell the two apart.
+    """
+    n_experts, shapes, split = n_experts_of(config), config.tensors(), dict[str, StoredTensor]()
+    for name, tensor in stored.items():
+        module = next((module for module in transposed if name.endswith(f".{module}")), None)
+        if module is None:
+            split[name] = tensor
+            continue
+        parts = [f"{name.removesuffix(module)}{part}" for part in transposed[module]]
+        rows, columns = shapes.get(f"{parts[0].format(0)}.weight", (0, 0))
+        if tensor.shape == (n_experts, len(parts) * rows, columns) and len(parts) * rows != columns:
+            split |= parts_of(name, tensor, tuple(f"{part}.weight" for part in parts), config)
+        else:
+            split |= _transposed(name, tensor, parts, n_experts, alternate=False)
     return split
 
 
@@ -99,9 +121,13 @@ def _biases(name: str, tensor: StoredTensor, parts: Sequence[str], n_experts: in
     return biases
 
 
-def _transposed(name: str, tensor: StoredTensor, parts: Sequence[str], n_experts: int) -> dict[str, StoredTensor]:
+def _transposed(
+    name: str, tensor: StoredTensor, parts: Sequence[str], n_experts: int, *, alternate: bool
+) -> dict[str, StoredTensor]:
     _check(name, tensor, (n_experts, None, None), len(parts), 2)
-    values = _items(tensor).reshape(*tensor.shape[:2], -1, len(parts))
+    values = _items(tensor).reshape(*tensor.shape[:2], len(parts), -1).swapaxes(2, 3)
+    if alternate:
+        values = _items(tensor).reshape(*tensor.shape[:2], -1, len(parts))
     shape = values.shape[2], values.shape[1]
     return {
         f"{part.format(e)}.weight": StoredTensor(

@@ -21,7 +21,7 @@ from llmcl.architectures.config import ModelConfig, config_from_hf
 from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, read_view, reading
-from llmcl.checkpoint.interleaved import interleaved_parts
+from llmcl.checkpoint.interleaved import interleaved_parts, transposed_parts
 from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.packed import warn_if_expanded, with_scales
 from llmcl.checkpoint.quantize import is_convolution
@@ -82,6 +82,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     if config_json["model_type"] in TEXT_PARTS:
         stored = _text_tensors(stored)
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
+    stored = transposed_parts(stored, family.transposed, config)
     stored = _renamed(stored, family.modules)
     if family.drafting_layers:
         stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, config.n_layers)}
@@ -193,6 +194,8 @@ def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dic
             raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
         if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:
             tensor = replace(tensor, shape=(tensor.shape[0], tensor.shape[2]))
+        if name.endswith(".e_score_correction_bias") and len(tensor.shape) == 2 and tensor.shape[0] == 1:
+            tensor = replace(tensor, shape=tensor.shape[1:])
         renamed[name] = tensor
     return renamed
 

@@ -141,7 +141,8 @@ def select_tensors(stored: Mapping[str, StoredTensor], config: ModelConfig, is_g
     UnsupportedModelError for an unknown format or a tensor that llmcl would leave out of the computation.
     """
     expected = config.tensors()
-    interleaves_rope = is_gguf and FAMILIES[config.architecture].gguf_interleaves_rope
+    family = FAMILIES[config.architecture]
+    interleaves_rope = family.gguf_interleaves_rope if is_gguf else family.interleaves_rope
     selected = {}
     for name, shape in expected.items():
         tensor = stored.get(name)

@@ -47,7 +47,7 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
     """Plans a folder. Raises UnsupportedModelError for a GGUF file beyond what config.json or tokenizer.json can
     express."""
     family = FAMILIES[checkpoint.config.architecture]
-    if family.stacked or family.interleaved:
+    if family.stacked or family.interleaved or family.transposed:
         raise UnsupportedModelError(
             f"a folder cannot be made of the architecture {checkpoint.config.architecture!r}, whose tensors hold "
             "several matrices each; use --quantize while loading it, or a GGUF file"
@@ -63,7 +63,7 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
             info.shape,
             chosen(name, info.shape) if len(info.shape) == 2 else info.format,
             info.format,
-            checkpoint_rows(checkpoint, name, interleaved=False),
+            checkpoint_rows(checkpoint, name, interleaved=family.interleaves_rope),
         )
         for name, info in checkpoint.tensors.items()
     ]

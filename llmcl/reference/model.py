@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import DTypeLike
 
+from llmcl.architectures.families import FAMILIES
 from llmcl.architectures.families.blocks import (
     Attention,
     Block,
@@ -78,12 +79,15 @@ def forward(
         return stored(biased(x, name))
 
     n = len(token_ids)
+    interleaved = FAMILIES[config.architecture].interleaves_rope
     kept: dict[str, tuple[Array, Array]] = {}  # keys and values, by layer name
     rotations = {name: rope_table(np.arange(n), *table) for name, table in config.rotations(n).items()}
 
     def rotate(x: Array, rotation: Rotation) -> Array:
         rotary_dim = config.rotary_dim or x.shape[-1]
         cos, sin = (table[:, : rotary_dim // 2] for table in rotations[rotation])
+        if interleaved:  # the scores are the same if queries and keys are reordered alike
+            x = np.concatenate([x[..., :rotary_dim:2], x[..., 1:rotary_dim:2], x[..., rotary_dim:]], axis=-1)
         return stored(np.concatenate([rope(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]], axis=-1))
 
     def attend(block: Attention, layer: str, x: Array) -> Array:

@@ -47,7 +47,7 @@ def test_every_family_has_the_defaults_of_transformers():
             assert config.head_dim == (getattr(theirs, "head_dim", None) or 64), model_type
             assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
-        assert config.tie_embeddings == theirs.tie_word_embeddings, model_type
+        assert config.tie_embeddings == getattr(theirs, "tie_word_embeddings", False), model_type
         eps = theirs.norm_eps if model_type == "lfm2" else theirs.rms_norm_eps
         assert config.rms_norm_eps == eps, model_type
         rope = theirs.rope_parameters

@@ -185,6 +185,24 @@ def test_a_gguf_file_of_the_family_computes_what_transformers_does(name: str, ki
         answers_as(model, llm, ids[:33])
 
 
+@slow
+@pytest.mark.parametrize(
+    ("name", "plain"),
+    [("qwen3_vl_text", "qwen3"), ("qwen3_vl_moe_text", "qwen3_moe"), ("qwen2_5_vl_text", "qwen2")],
+)
+def test_a_gguf_file_of_the_text_part_of_qwens_vision_models(
+    name: str, plain: str, default_device: Device, tmp_path: Path
+) -> None:
+    """Beside the plain model, which is the same on text."""
+    config = FAMILIES[plain]
+    weights = random_weights(config, seed=3)
+    path = save_gguf(tmp_path / "model.gguf", dataclasses.replace(config, architecture=name), weights)
+    with llmcl.load(str(path), device=default_device, dtype="float32", max_context=128) as llm:
+        assert llm.config.architecture == name
+        expected = transformers_logits(transformers_model(config, weights), ids_for(config))
+        assert relative_error(llm.logits(ids_for(config)), expected) < BOUND
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["gemma3_text", "ministral3"])
 def test_the_text_part_of_a_model_with_images(name: str, default_device: Device, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import pytest
 from ascii_tokenizer import ascii_tokenizer
 from helpers import relative_error, transformers_logits
 from late_kernels import compile_when_used
+from safetensors.numpy import load_file, save_file
 
 import llmcl
 from llmcl.runtime.device import Device
@@ -48,6 +49,10 @@ IN_GROUPS = {"n_group": 3, "topk_group": 2}
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "norm_topk_prob": True}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64}
 PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+# One position on each of three axes, which are equal in text.
+AXES = {"type": "mrope", "mrope_section": [2, 3, 3]}
+INTERLEAVED_AXES = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}
+QWEN_TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
 TOWER = {
     "model_type": "pixtral",
     "hidden_size": 32,
@@ -101,6 +106,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2 with norm_topk_prob": ("deepseek_v2", LATENT | {"topk_method": "greedy", "norm_topk_prob": True}),
     "glm4_moe_lite with biases": ("glm4_moe_lite", LATENT | {"attention_bias": True, "head_dim": 16}),
+    "qwen3_vl": ("qwen3_vl", {"text_config": SIZES | {"rope_scaling": INTERLEAVED_AXES}, "tie_word_embeddings": True}),
+    "qwen3_vl_moe": (
+        "qwen3_vl_moe",
+        {"text_config": SIZES | EXPERTS | {"rope_scaling": INTERLEAVED_AXES}, "tie_word_embeddings": False},
+    ),
+    "qwen2_5_vl": ("qwen2_5_vl", {"text_config": SIZES | {"rope_scaling": AXES, "head_dim": None}}),
+    "qwen2_vl": ("qwen2_vl", {"text_config": SIZES | {"rope_scaling": AXES, "head_dim": None}}),
     "mistral3 that says nothing of its head": ("mistral3", {"text_config": SIZES | {"model_type": "mistral"}}),
     "mistral3 around ministral3": ("mistral3", {"text_config": SIZES | {"model_type": "ministral3"}}),
     "mistral3 whose text part contradicts it": (
@@ -116,7 +128,8 @@ def random_model(model_type: str, settings: dict[str, Any]) -> Any:
     import transformers
 
     if "text_config" in settings:
-        settings = settings | {"vision_config": TOWER, "image_token_index": 10}
+        tower = {"vision_config": QWEN_TOWER} if model_type.startswith("qwen") else {"vision_config": TOWER}
+        settings = settings | tower | ({} if model_type.startswith("qwen") else {"image_token_index": 10})
         kind = transformers.AutoModelForImageTextToText
     else:
         settings, kind = SIZES | settings, transformers.AutoModelForCausalLM
@@ -134,6 +147,21 @@ def saved(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     ascii_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.mark.slow
+def test_experts_of_qwen3_vl_are_published_transposed(default_device: Device, tmp_path: Path) -> None:
+    """Each expert's matrices by columns, where transformers 5 saves rows."""
+    model = random_model(*CONFIGS["qwen3_vl_moe"])
+    ids = np.random.default_rng(0).integers(5, 99, N_TOKENS).tolist()
+    folder = saved(model, tmp_path / "model")
+    tensors = load_file(folder / "model.safetensors")
+    for name, values in tensors.items():
+        if ".experts." in name:
+            tensors[name] = np.ascontiguousarray(values.swapaxes(1, 2))
+    save_file(tensors, folder / "model.safetensors")
+    with llmcl.load(str(folder), device=default_device, dtype="float32", max_context=128) as llm:
+        assert relative_error(llm.logits(ids), transformers_logits(model, ids)) < BOUND
 
 
 # The others compile kernels of further shapes.

@@ -10,7 +10,7 @@ from llmcl.architectures.families.blocks import ExpertSettings, Scores, Scoring
 from llmcl.architectures.families.family import ExpertKeys, Family
 from llmcl.errors import CheckpointError, shown
 
-_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")  # one key with several names
+_COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")  # one key with several names
 
 Experts = list[ExpertSettings | None]  # per layer; None: no experts
 
@@ -53,16 +53,17 @@ def _scores_from_hf(read: Reader, keys: ExpertKeys, n_experts: int) -> Scores | 
         n_groups = read.size("n_group", n_experts, default=1)
         top_groups = read.size("topk_group", n_groups, default=1)
     scale = read.number("routed_scaling_factor", 0.0, limits.MAX_SCALE, default=1.0)
-    return _scores(keys.scoring, n_groups, top_groups, scale)
+    corrected = keys.scoring == "sigmoid" if keys.corrected is None else keys.corrected
+    return _scores(keys.scoring, n_groups, top_groups, scale, corrected=corrected)
 
 
-def _scores(scoring: Scoring, n_groups: int, top_groups: int, scale: float) -> Scores | None:
+def _scores(scoring: Scoring, n_groups: int, top_groups: int, scale: float, *, corrected: bool) -> Scores | None:
     """Returns None if the router chooses by the largest logits and weights are unscaled."""
     if n_groups == top_groups:
         n_groups = top_groups = 1
-    if scoring == "softmax" and n_groups == 1 and scale == 1.0:
+    if scoring == "softmax" and n_groups == 1 and scale == 1.0 and not corrected:
         return None
-    return Scores(scoring, n_groups, top_groups, scale, corrected=scoring == "sigmoid")
+    return Scores(scoring, n_groups, top_groups, scale, corrected)
 
 
 def _dense_layers(read: Reader, keys: ExpertKeys, n_layers: int) -> set[int]:
@@ -123,11 +124,12 @@ def _scores_from_gguf(
     if keys.scoring is None:
         return None
     corrected = any(name.endswith(".exp_probs_b.bias") for name in tensor_names)
-    gating = read.size(f"{prefix}gating_func", 2, default=2 if corrected else 1)
+    gating = read.size(f"{prefix}gating_func", 2, default=2 if corrected and keys.scoring == "sigmoid" else 1)
     n_groups = read.size(f"{prefix}group_count", n_experts, default=1)
     top_groups = read.size(f"{prefix}group_used_count", n_groups, default=1)
     scale = read.number(f"{prefix}weights_scale", 0.0, limits.MAX_SCALE, default=1.0)
-    return _scores("sigmoid" if gating == 2 else "softmax", n_groups, top_groups, scale)
+    scoring: Scoring = "sigmoid" if gating == 2 else "softmax"
+    return _scores(scoring, n_groups, top_groups, scale, corrected=corrected or scoring == "sigmoid")
 
 
 def refuse(key: str, n_experts: object) -> None:

@@ -73,7 +73,10 @@ def rotations_by_interval(interval: int, n_layers: int) -> list[Rotation]:
 
 
 def rotations_by_window(family: Family, windows: Windows) -> list[Rotation]:
-    return ["main" if window is None or not family.local_rope else "local" for window in windows]
+    """Returns the rotations of layers that differ by having a window."""
+    full: Rotation = "none" if family.unrotated_full else "main"
+    windowed: Rotation = "local" if family.local_rope else "main"
+    return [full if window is None else windowed for window in windows]
 
 
 def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int, first: int) -> Windows:

@@ -171,6 +171,8 @@ def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -
     attention, mlp = (key in family.biases for key in ("attention_bias", "mlp_bias"))
     n_layers = len(windows)
     rotations = rotations_by_window(family, windows)
+    if family.unrotated_full and not any(windows):
+        rotations = ["main"] * n_layers
     if family.unrotated_layers:
         rotations = rotations_by_interval(_UNROTATED_INTERVAL, n_layers)
     return [
@@ -180,6 +182,7 @@ def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -
             bias=attention and f"blk.{i}.attn_q.bias" in tensor_names,
             output_bias=attention and f"blk.{i}.attn_output.bias" in tensor_names,
             mlp_bias=mlp and f"blk.{i}.ffn_gate.bias" in tensor_names,
+            head_norms=family.optional_head_norms and f"blk.{i}.attn_q_norm.weight" in tensor_names,
         )
         for i, (window, rotation) in enumerate(zip(windows, rotations, strict=True))
     ]

@@ -24,7 +24,7 @@ from llmcl.architectures.config.model_config import ModelConfig, checked
 from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.config.recurrent import recurrent_from_hf
-from llmcl.architectures.config.rope import query_scale_from_hf, rope_from_hf
+from llmcl.architectures.config.rope import query_scale_from_hf, rope_from_hf, rotary_dim_keys
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS, TextPart
 from llmcl.architectures.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation
 from llmcl.architectures.families.family import Family, LayerSettings
@@ -38,7 +38,8 @@ _BESIDE_TEXT_CONFIG = (
     "quantization_config",
 )
 _DTYPES = ("float32", "float16", "bfloat16")
-_OTHER_KEYS = {"lfm2": lfm2_keys}  # families with unusual keys for Llama's values
+# Families with unusual keys for Llama's values.
+_OTHER_KEYS = {"lfm2": lfm2_keys, "minimax_m2": rotary_dim_keys}
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
@@ -124,9 +125,13 @@ def _text_config(read: Reader, part: TextPart) -> dict[str, Any]:
     if read.get("architectures", [part.hf_class]) != [part.hf_class]:
         unsupported(f"the architecture {shown(read.get('architectures'))}", f"it supports {part.hf_class}")
     text = read.table("text_config")
+    if part.flat and text is None:
+        return {**read.values, "model_type": part.family, "architectures": None}
     beside = {key: read.get(key) for key in _BESIDE_TEXT_CONFIG if read.get(key) is not None}
     text_values = {} if text is None else {key: value for key, value in text.values.items() if value is not None}
     tied = {"tie_word_embeddings": read.flag("tie_word_embeddings", default=part.tied)}
+    if part.flat and text_values.get("tie_word_embeddings") is True:
+        tied["tie_word_embeddings"] = True
     return {"model_type": part.family, **beside, **text_values, **tied, "architectures": None}
 
 
@@ -138,7 +143,9 @@ def _settings(
     windows = _windows(read, family, n_layers, max_position)
     rotations = _rotations(read, family, windows)
     scale = query_scale_from_hf(read) if family.query_scale else None
-    biases: dict[str, Any] = {"bias": bias, "output_bias": bias, "mlp_bias": mlp_bias}
+    output_bias = read.flag("attention_out_bias", default=False) if "attention_out_bias" in family.biases else bias
+    flags: dict[str, Any] = {"bias": bias, "output_bias": output_bias, "mlp_bias": mlp_bias}
+    flags["head_norms"] = family.optional_head_norms and read.flag("use_qk_norm", default=False)
     keys_of = keys_of_from_hf(read, family, windows)
     of_layers: dict[str, Sequence[Any]] = {
         "window": windows,
@@ -152,13 +159,15 @@ def _settings(
         "input_size": [input_size] * n_layers,
     }
     return [
-        LayerSettings(query_scale=scale, **biases, **{name: values[i] for name, values in of_layers.items()})
+        LayerSettings(query_scale=scale, **flags, **{name: values[i] for name, values in of_layers.items()})
         for i in range(n_layers)
     ]
 
 
 def _rotations(read: Reader, family: Family, windows: Windows) -> list[Rotation]:
     """Reads each layer's rotation. no_rope_layers has 1 for a rotating layer and 0 for a layer without rotation."""
+    if family.unrotated_full and read.get("sliding_window") is None:
+        return ["main"] * len(windows)
     if not family.unrotated_layers:
         return rotations_by_window(family, windows)
     n_layers = len(windows)
@@ -185,9 +194,9 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
         window = None
     first = read.size("max_window_layers", limits.MAX_LAYERS, default=0, minimum=0) if family.windows == "late" else 0
     pattern = family.windows
-    if isinstance(pattern, int):
-        pattern = read.size("sliding_window_pattern", limits.MAX_LAYERS, default=pattern)
     layer_types = read.get("layer_types")
+    if isinstance(pattern, int) and not layer_types and window is not None:
+        pattern = read.size("sliding_window_pattern", limits.MAX_LAYERS, default=pattern)
     if layer_types is None:
         return windows_by_pattern(pattern, window, n_layers, first)
     if not isinstance(layer_types, list):
@@ -213,7 +222,7 @@ def _refuse_features(read: Reader, family: Family) -> None:
     architectures = read.get("architectures", [])
     if architectures and architectures != [family.hf_class]:
         unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
-    for key in ("attention_bias", "mlp_bias"):
+    for key in ("attention_bias", "attention_out_bias", "mlp_bias"):
         if key not in family.biases and read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
     # With "vision" only image tokens see each other.

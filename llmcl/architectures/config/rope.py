@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmcl.architectures.config.limits import MAX_POSITION, MAX_SCALE
+from llmcl.architectures.config.limits import MAX_HEAD_DIM, MAX_POSITION, MAX_SCALE
 from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.families.blocks import QueryScale
 from llmcl.architectures.families.family import Family
@@ -84,6 +84,14 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
         "rotary_dim": rotary_dim,
         "local_rope_theta": local_theta,
     }
+
+
+def rotary_dim_keys(read: Reader) -> dict[str, Any]:
+    """Returns partial_rotary_factor for a config.json that has rotary_dim instead."""
+    if read.get("rotary_dim") is None or read.get("partial_rotary_factor") is not None:
+        return {}
+    head_dim = read.size("head_dim", MAX_HEAD_DIM)
+    return {"partial_rotary_factor": read.size("rotary_dim", head_dim) / head_dim}
 
 
 def rotary_settings(read: Reader) -> Reader | None:

@@ -26,6 +26,7 @@ class TextPart(NamedTuple):
     hf_class: str  # name in config.json's `architectures`
     family: str  # the text part's family if missing in text_config
     tied: bool  # whether the output head is the embedding if config.json does not say
+    flat: bool = False  # older files have no text_config: the values lie beside vision_config
 
 
 # Keyed by model_type.
@@ -33,6 +34,10 @@ TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
     "gemma4": TextPart("Gemma4ForConditionalGeneration", "gemma4_text", tied=True),
     "gemma4_unified": TextPart("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", tied=True),
+    "qwen2_vl": TextPart("Qwen2VLForConditionalGeneration", "qwen2_vl_text", tied=False, flat=True),
+    "qwen2_5_vl": TextPart("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", tied=False, flat=True),
+    "qwen3_vl": TextPart("Qwen3VLForConditionalGeneration", "qwen3_vl_text", tied=False),
+    "qwen3_vl_moe": TextPart("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", tied=False),
     "qwen3_5": TextPart("Qwen3_5ForConditionalGeneration", "qwen3_5_text", tied=False),
     "qwen3_5_moe": TextPart("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", tied=False),
     "mistral3": TextPart("Mistral3ForConditionalGeneration", "mistral", tied=True),

@@ -39,6 +39,7 @@ class LayerSettings:
     recurrent: RecurrentSettings | None = None  # block in place of attention; None: attention
     heads: Heads | None = None
     keys_as_values: bool = False
+    head_norms: bool = False  # for families with `Family.optional_head_norms`
     latent: LatentSettings | None = None  # None: heads have separate keys and values
     keys_of: int | None = None
     mlp_width: int = 1  # see `GatedMlp.width`
@@ -58,6 +59,7 @@ class ExpertKeys:
     shared_count: str | None = None  # number of shared experts, `size` rows each, merged into one
     scoring: Scoring | None = None  # scoring if config.json does not say; None: largest logits
     dense_layers: str | None = None  # number of leading layers without experts
+    corrected: bool | None = None  # see `Scores.corrected`; None: with sigmoid scores
 
 
 def llama_layer(settings: LayerSettings) -> Layer:
@@ -89,11 +91,15 @@ class Family:
     refused: tuple[str, ...] = ()  # keys that must be absent, null, false or 0
     fixed: Mapping[str, Any] = field(default_factory=dict)  # keys with only one supported value
     quant_methods: tuple[str, ...] = ()  # supported quantisation methods in safetensors
-    biases: tuple[str, ...] = ()  # keys (attention_bias, mlp_bias) that may be true
+    # keys (attention_bias, attention_out_bias, mlp_bias) that may be true; without attention_out_bias the output
+    # projection follows attention_bias
+    biases: tuple[str, ...] = ()
     # reads embedding_multiplier, residual_multiplier, attention_multiplier and logits_scaling
     multipliers: bool = False
     query_scale: bool = False  # reads llama_4_scaling_beta from the rotary settings
     unrotated_layers: bool = False  # some layers do not rotate (no_rope_layers, no_rope_layer_interval)
+    unrotated_full: bool = False  # beside layers with a window, layers without one do not rotate
+    optional_head_norms: bool = False  # reads use_qk_norm; GGUF files say it by their tensors
     partial_rotation: bool = False  # reads partial_rotary_factor
     # rotary scaling names in config.json with an unusual meaning
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
@@ -114,11 +120,14 @@ class Family:
     modules: Mapping[str, str] = field(default_factory=dict)
     # like stacked, for expert rows that alternate (`llmcl/checkpoint/interleaved.py`)
     interleaved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    # like stacked, for transposed tensors: the columns of an expert are the rows of its parts
+    transposed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_windowed: str | None = None  # family of GGUF files with the same name and a window
     gguf_experts: str | None = None  # family of GGUF files with the same name and experts
     # layer count of the size whose scores are divided by sqrt(hidden_size / heads); GGUF has no key for it
     gguf_wide_scale: int | None = None
-    gguf_interleaves_rope: bool = False  # GGUF files store the rotary pairs of q and k next to each other
+    interleaves_rope: bool = False  # safetensors store the rotary pairs of q and k next to each other
+    gguf_interleaves_rope: bool = False  # same, for GGUF files
     gguf_yarn_truncates: bool = True  # see `RopeScaling.truncate`; GGUF has no key for it
     gguf_modules: Mapping[str, str] = field(default_factory=dict)  # GGUF module names that differ from Llama's
     # GGUF layer tensors that are not a module's weight or bias

@@ -1,0 +1,103 @@
+"""What published config.json files of several families say, as far as it decides how they are computed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from expert_weights import experts_of
+from helpers import windows_of
+
+from llmcl.architectures.config import config_from_hf
+from llmcl.architectures.families.blocks import ExpertSettings, Scores
+from llmcl.errors import CheckpointError, UnsupportedModelError
+
+GLM_45_AIR: dict[str, Any] = {
+    **{"architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "attention_bias": True, "head_dim": 128},
+    **{"hidden_size": 4096, "intermediate_size": 10944, "num_hidden_layers": 46, "num_nextn_predict_layers": 1},
+    **{"num_attention_heads": 96, "num_key_value_heads": 8, "partial_rotary_factor": 0.5, "rope_theta": 1000000},
+    **{"n_routed_experts": 128, "n_shared_experts": 1, "num_experts_per_tok": 8, "moe_intermediate_size": 1408},
+    **{"n_group": 1, "topk_group": 1, "norm_topk_prob": True, "routed_scaling_factor": 1.0, "rope_scaling": None},
+    **{"first_k_dense_replace": 1, "use_qk_norm": False, "vocab_size": 151552, "max_position_embeddings": 131072},
+}
+EXAONE_32B: dict[str, Any] = {
+    **{"architectures": ["Exaone4ForCausalLM"], "model_type": "exaone4", "head_dim": 128, "hidden_size": 5120},
+    **{"intermediate_size": 27392, "num_hidden_layers": 8, "num_attention_heads": 40, "num_key_value_heads": 8},
+    **{"sliding_window": 4096, "sliding_window_pattern": "LLLG", "vocab_size": 102400, "rope_theta": 1000000},
+    "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 2,
+}
+QWEN25_VL: dict[str, Any] = {
+    **{"architectures": ["Qwen2_5_VLForConditionalGeneration"], "model_type": "qwen2_5_vl", "hidden_size": 3584},
+    **{"intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28, "num_key_value_heads": 4},
+    **{"rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "max_window_layers": 28, "use_sliding_window": False},
+    **{"sliding_window": 32768, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "vocab_size": 152064},
+    **{"rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "vision_config": {"depth": 32}},
+}
+MINIMAX: dict[str, Any] = {
+    **{"architectures": ["MiniMaxM2ForCausalLM"], "model_type": "minimax_m2", "head_dim": 128, "hidden_size": 3072},
+    **{"intermediate_size": 1536, "num_hidden_layers": 62, "num_attention_heads": 48, "num_key_value_heads": 8},
+    **{"num_experts_per_tok": 8, "num_local_experts": 256, "rotary_dim": 64, "rope_theta": 5000000},
+    **{"scoring_func": "sigmoid", "use_qk_norm": True, "use_routing_bias": True, "vocab_size": 200064},
+}
+ERNIE: dict[str, Any] = {
+    **{"architectures": ["Ernie4_5_MoeForCausalLM"], "model_type": "ernie4_5_moe", "hidden_size": 2560},
+    **{"intermediate_size": 12288, "num_hidden_layers": 28, "num_attention_heads": 20, "num_key_value_heads": 4},
+    **{"moe_num_experts": 64, "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "moe_intermediate_size": 1536},
+    **{"moe_k": 6, "moe_layer_interval": 1, "moe_use_aux_free": True, "rope_theta": 500000.0, "use_bias": False},
+    **{"tie_word_embeddings": True, "vocab_size": 103424},
+}
+
+
+def test_glm_45_air() -> None:
+    config = config_from_hf(GLM_45_AIR)
+    assert config.rotary_dim == 64 and config.rope_theta == 1e6 and config.n_layers == 46
+    blocks = experts_of(config)
+    assert [*blocks] == [*range(1, 46)]
+    assert blocks[1].settings == ExpertSettings(128, 8, 1408, shared_size=1408, scores=Scores())
+    attention = config.attention(0)
+    assert attention.bias and not attention.output_bias and not attention.head_norms
+    assert config_from_hf({**GLM_45_AIR, "use_qk_norm": True}).attention(0).head_norms
+
+
+def test_exaone_rotates_where_it_has_a_window() -> None:
+    config = config_from_hf(EXAONE_32B)
+    assert windows_of(config) == (4096, 4096, 4096, None) * 2
+    assert [config.attention(i).rotation for i in range(4)] == ["main", "main", "main", "none"]
+    small = {**EXAONE_32B, "sliding_window": None, "sliding_window_pattern": None}
+    config = config_from_hf({**small, "layer_types": ["full_attention"] * 8})
+    assert windows_of(config) == (None,) * 8 and config.attention(3).rotation == "main"
+    with pytest.raises(CheckpointError, match="sliding_window_pattern is 'LLLG'"):
+        config_from_hf({**EXAONE_32B, "layer_types": None})
+
+
+def test_qwen25_vl_without_a_text_config() -> None:
+    config = config_from_hf(QWEN25_VL)
+    assert (config.architecture, config.rope_scaling, config.head_dim) == ("qwen2_5_vl_text", None, 128)
+    assert config.attention(0).bias and not config.has_windows and not config.tie_embeddings
+    inside = {key: value for key, value in QWEN25_VL.items() if key not in ("architectures", "vision_config")}
+    later = {"architectures": QWEN25_VL["architectures"], "model_type": "qwen2_5_vl", "vision_config": {}}
+    assert config_from_hf({**later, "text_config": {**inside, "model_type": "qwen2_5_vl_text"}}) == config
+    tied = {**inside, "model_type": "qwen2_5_vl_text", "tie_word_embeddings": True}
+    assert config_from_hf({**later, "text_config": tied}).tie_embeddings
+
+
+def test_minimax_says_how_much_of_a_head_rotates() -> None:
+    config = config_from_hf(MINIMAX)
+    assert config.rotary_dim == 64 and config.attention(0).row_norms
+    assert experts_of(config)[0].settings == ExpertSettings(256, 8, 1536, scores=Scores())
+    assert config_from_hf({**MINIMAX, "rotary_dim": None, "partial_rotary_factor": 0.25}).rotary_dim == 32
+    with pytest.raises(CheckpointError, match="rotary_dim is 200, expected a whole number from 1 to 128"):
+        config_from_hf({**MINIMAX, "rotary_dim": 200})
+    with pytest.raises(UnsupportedModelError, match="scoring_func 'softmax'"):
+        config_from_hf({**MINIMAX, "scoring_func": "softmax"})
+
+
+def test_ernie_has_experts_in_all_layers_but_the_first() -> None:
+    config = config_from_hf(ERNIE)
+    assert [*experts_of(config)] == [*range(1, 28)] and config.head_dim == 128
+    expected = ExpertSettings(64, 6, 1536, shared_size=3072, scores=Scores("softmax"))
+    assert experts_of(config)[1].settings == expected
+    with pytest.raises(UnsupportedModelError, match="use_bias True"):
+        config_from_hf({**ERNIE, "use_bias": True})
+    with pytest.raises(UnsupportedModelError, match="moe_layer_interval 2"):
+        config_from_hf({**ERNIE, "moe_layer_interval": 2})
