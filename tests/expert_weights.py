@@ -38,6 +38,7 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
         stacked[f"{prefix}experts.down_proj"] = experts(block.down)
         router = stacked.pop(layer_name(i, f"{block.router}.weight"))
         module = "router" if granite else block.router if block.own_norms else "gate"
+        module += ".wg" if config.architecture == "hunyuan_v1_moe" else ""
         stacked[f"{prefix}{module}.weight"] = router
         if block.settings.shared_size and granite:
             gate, up, down = (

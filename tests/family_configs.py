@@ -433,6 +433,28 @@ FAMILIES: dict[str, ModelConfig] = {
         head_dim=16,  # transformers has no other than the hidden size over the heads
         tie_embeddings=True,
     ),
+    "hunyuan_v1_dense": small_config("hunyuan_v1_dense"),
+    "hunyuan_v1_dense-biases": small_config(
+        "hunyuan_v1_dense", settings=[LayerSettings(bias=True, output_bias=True)] * 2, tie_embeddings=True
+    ),
+    "hunyuan_v1_moe": small_config(
+        "hunyuan_v1_moe",
+        settings=[LayerSettings(experts=ExpertSettings(6, 2, 96, shared_size=96))] * 2,
+    ),
+    "cohere2": small_config(
+        "cohere2",
+        settings=[LayerSettings(WINDOW)] * 3 + [LayerSettings(rotation="none", is_last=True)],
+        head_dim=16,  # transformers has no other than the hidden size over the heads
+        logit_scale=0.25,
+        tie_embeddings=True,
+    ),
+    "cohere": small_config(
+        "cohere",
+        settings=[LayerSettings(), LayerSettings(is_last=True)],
+        head_dim=16,
+        logit_scale=0.0625,
+        tie_embeddings=True,
+    ),
     "minimax_m2": small_config(
         "minimax_m2",
         settings=[LayerSettings(experts=ExpertSettings(6, 2, 48, scores=Scores()))] * 2,
@@ -453,7 +475,8 @@ def in_other_sizes(config: ModelConfig, sizes: dict[str, int]) -> ModelConfig:
 
     The scores of a Gemma are scaled as GGUF files have it, so that a file computes with the programs of a folder.
     """
-    tied = config.architecture == "gemma2" or not config.tie_embeddings  # whose files have no head
+    headless = ("gemma2", "cohere", "cohere2")  # whose files have no head
+    tied = config.architecture in headless or not config.tie_embeddings
     changed = dataclasses.replace(config, tie_embeddings=tied, **sizes)
     rotary_dim = None if config.rotary_dim is None else config.rotary_dim * changed.head_dim // config.head_dim
     scale = config.embedding_scale

@@ -104,7 +104,12 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
         writer.add_key_length(main)
         writer.add_value_length(main)
     write_own_heads(writer, config)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    if FAMILIES[config.architecture].layer_norms:
+        writer.add_layer_norm_eps(config.rms_norm_eps)
+        writer.add_logit_scale(config.logit_scale)
+        writer.add_rope_scaling_type(gguf.RopeScalingType.NONE)
+    else:
+        writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(config.rope_theta)
     if config.rotary_dim is not None:
         writer.add_rope_dimension_count(config.rotary_dim)
@@ -134,7 +139,8 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
             writer.add_num_deepstack_layers(0)
     if config.has_windows:
         writer.add_sliding_window(next(window for window in windows_of(config) if window is not None))
-        writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
+        if arch != "cohere2":  # whose converter leaves it out
+            writer.add_sliding_window_pattern([window is not None for window in windows_of(config)])
     if (cap := attention.soft_cap) is not None:
         writer.add_attn_logit_softcapping(cap)
     if config.logit_soft_cap is not None:
@@ -168,6 +174,8 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
             shared_size = config.intermediate_size // config.n_kv_heads
         if of.shared_size and not FAMILIES[config.architecture].own_heads:  # whose shared expert is its MLP
             writer.add_expert_shared_feed_forward_length(shared_size)
+        if arch == "hunyuan-moe":
+            writer.add_expert_shared_count(1)
         if config.latent is None and of.scores is not None:
             write_scores(writer, config)
 

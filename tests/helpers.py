@@ -129,7 +129,8 @@ def model_configs() -> dict[str, ModelConfig]:
 def weight_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Hugging Face name -> shape of every tensor of the model ([out_features, in_features] for matrices)."""
     family = FAMILIES[config.architecture]
-    if experts_of(config) or family.recurrent or family.own_heads:  # that transformers holds otherwise than checkpoints
+    # that transformers holds otherwise than checkpoints
+    if experts_of(config) or family.modules or family.recurrent or family.own_heads:
         return config.tensors()
     if config.architecture != "llama" or config.has_biases:
         return {name: tuple(value.shape) for name, value in transformers_class(config).named_parameters()}
@@ -218,6 +219,8 @@ def transformers_class(config: ModelConfig) -> Any:
         options["use_qk_norm"] = attention.head_norms
     if FAMILIES[config.architecture].unrotated_layers:
         options["no_rope_layers"] = [int(config.attention(i).rotation != "none") for i in range(config.n_layers)]
+    if FAMILIES[config.architecture].layer_norms:
+        options |= {"layer_norm_eps": config.rms_norm_eps, "logit_scale": config.logit_scale}
     if FAMILIES[config.architecture].multipliers:
         options |= {
             "embedding_multiplier": config.embedding_scale,

@@ -10,6 +10,7 @@ import numpy as np
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
 from llmcl.architectures.families.latent import LatentAttention
+from llmcl.architectures.families.parallel import ParallelAttention
 from llmcl.architectures.families.recurrent import RecurrentBlock
 from llmcl.kernels.common.experts import most_blocks
 from llmcl.ops.attention import decode_splits
@@ -98,8 +99,11 @@ def activation_shapes(
     blocks = [block for layer in config.layers for block in layer]
     some: dict[str, tuple[int, ...]] = {}
     rotations: dict[Rotation, str] = {"local": "local_rope", "none": "no_rope"}
+    used = {block.rotation for block in blocks if isinstance(block, Attention)}
+    if any(isinstance(block, Attention) and block.norms_after_rotation for block in blocks):
+        used.add("none")  # attention then finds rotated heads
     for rotation, name in rotations.items():
-        if any(isinstance(block, Attention) and block.rotation == rotation for block in blocks):
+        if rotation in used:
             some[name] = chunk, config.rotated_size(rotation)
     if any(isinstance(block, GatedMlp) and block.bias for block in blocks):
         some["gate_up"] = chunk, 2 * config.intermediate_size
@@ -130,6 +134,8 @@ def activation_shapes(
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])
     ffn = max([settings.shared_size for settings in experts], default=0)
     ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, GatedMlp))])
+    if any(isinstance(block, ParallelAttention) for block in blocks):
+        ffn = max(ffn, config.intermediate_size)
     return some | {
         "x": (chunk, config.hidden_size),
         "normed": (chunk, config.hidden_size),

@@ -75,18 +75,26 @@ class AttentionOps(StepContext, ABC):
     def n_splits(self) -> int:
         return self.splits[self.heads]
 
-    def adjust(self, bias: Buffer | None, head_norms: Buffer | None, *, value_norms: bool) -> list[Launch]:
+    def adjust(
+        self, bias: Buffer | None, head_norms: Buffer | None, *, value_norms: bool, rope: Buffer | None = None
+    ) -> list[Launch]:
         """Adds the bias to queries, keys and values, and normalises query and key heads. value_norms: also normalises
-        value heads.
+        value heads. rope: rotates query and key heads before.
         """
-        return self._adjust(self.shape.n_kv_heads, bias, head_norms, value_norms=value_norms)
+        return self._adjust(self.shape.n_kv_heads, bias, head_norms, value_norms=value_norms, rope=rope)
 
     def adjust_queries(self, head_norms: Buffer | None) -> list[Launch]:
         """Runs `adjust` on queries alone, where act.qkv is float32 [n, n_q_heads, head_dim]."""
         return self._adjust(0, None, head_norms, value_norms=False)
 
     def _adjust(
-        self, n_kv_heads: int, bias: Buffer | None, head_norms: Buffer | None, *, value_norms: bool
+        self,
+        n_kv_heads: int,
+        bias: Buffer | None,
+        head_norms: Buffer | None,
+        *,
+        value_norms: bool,
+        rope: Buffer | None = None,
     ) -> list[Launch]:
         return qkv_adjust(
             self.device,
@@ -98,6 +106,7 @@ class AttentionOps(StepContext, ABC):
             head_dim=self.shape.head_dim,
             eps=self.config.rms_norm_eps,
             value_norms=value_norms,
+            rope=rope,
         )
 
     def norm_rows(self, q_norm: Buffer | None, k_norm: Buffer | None) -> list[Launch]:

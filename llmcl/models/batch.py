@@ -13,9 +13,9 @@ from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.attention_block import AttentionBlock
 from llmcl.models.batch_launches import BatchLaunches
 from llmcl.models.batch_stages import BatchStages
-from llmcl.models.blocks import AttentionBlock
 from llmcl.models.memory import check_batch_memory
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages

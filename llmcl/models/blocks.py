@@ -9,32 +9,22 @@ from typing import Any
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import blocks
 from llmcl.architectures.families.latent import LatentAttention
+from llmcl.architectures.families.parallel import Center, ParallelAttention
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
+from llmcl.models.attention_block import AttentionBlock, AttentionWeights
 from llmcl.models.attention_ops import LayerAttention
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
+from llmcl.models.parallel_block import CenterBlock, ParallelBlock, ParallelWeights
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
 from llmcl.ops.layer_inputs import gate_inputs
 from llmcl.ops.scale_rows import scale_rows
 from llmcl.runtime.device import Buffer, Launch
-
-
-@dataclass(frozen=True)
-class AttentionWeights(BlockWeights):
-    qkv: Weight  # [(n_q_heads + 2 n_kv_heads) head_dim, hidden]
-    output: Weight  # [hidden, n_q_heads head_dim]
-    bias: Buffer | None  # float32 [(n_q_heads + 2 n_kv_heads) head_dim]
-    head_norms: Buffer | None  # float32 [2, head_dim]: query heads, key heads
-    q_norm: Buffer | None  # float32 [n_q_heads head_dim]
-    k_norm: Buffer | None  # float32 [n_kv_heads head_dim]
-    output_bias: Buffer | None  # float32 [hidden]
-    sinks: Buffer | None  # float32 [n_q_heads]
-    gate: Weight | None = None  # [n_q_heads head_dim, hidden]
 
 
 @dataclass(frozen=True)
@@ -61,52 +51,6 @@ class MlpWeights(BlockWeights):
     down: Weight  # [hidden, intermediate]
     gate_up_bias: Buffer | None  # float32 [2, intermediate], gate and up
     down_bias: Buffer | None  # float32 [hidden]
-
-
-@dataclass(frozen=True)
-class AttentionBlock(BoundBlock):
-    """k, v: the layer's keys and values for `heads`, in KV cache layout. mods: rules beside the causal mask. rotation:
-    see `families.blocks.Attention`.
-    """
-
-    keeps = True
-    weights: AttentionWeights
-    k: Buffer
-    v: Buffer
-    mods: Mods
-    rotation: blocks.Rotation
-    heads: blocks.Heads
-    value_norms: bool = False
-
-    @property
-    def first_product(self) -> Weight | None:
-        return self.weights.qkv if self.weights.gate is None else None
-
-    @property
-    def why_separate(self) -> str | None:
-        return "its values are normalised" if self.value_norms else None
-
-    def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
-        return ops.act.qkv, self.weights.qkv.rows
-
-    @property
-    def attention(self) -> LayerAttention:
-        return LayerAttention(self.k, self.v, self.mods, self.rotation, self.weights.sinks)
-
-    def keep(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, attention = self.weights, ops.attention.for_heads(self.heads)
-        yield from ops.norm_linear(weights.norm, weights.qkv, ops.act.qkv)
-        yield from attention.adjust(weights.bias, weights.head_norms, value_norms=self.value_norms)
-        yield from attention.norm_rows(weights.q_norm, weights.k_norm)
-        yield from attention.append(self.attention)
-
-    def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, gate, ops = self.weights, self.weights.gate, ops.for_heads(self.heads)
-        attended = ops.attended(weights.output) if gate is None else ops.act.attended
-        yield from ops.attention.attend(self.attention, attended)
-        if gate is not None:
-            yield from ops.gate_attention(weights.norm, gate)
-        yield from ops.add_linear(attended, weights.output, weights.post_norm, weights.output_bias)
 
 
 @dataclass(frozen=True)
@@ -211,6 +155,8 @@ def weights_of(block: blocks.Block, **arrays: Weight | Buffer | None) -> BlockWe
 WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Attention: AttentionWeights,
     LatentAttention: LatentWeights,
+    ParallelAttention: ParallelWeights,
+    Center: BlockWeights,
     blocks.Factor: FactorWeights,
     blocks.LayerInput: LayerInputWeights,
     blocks.GatedMlp: MlpWeights,
@@ -242,7 +188,9 @@ def bind_block(
         if isinstance(weights, QueriesWeights):
             return QueriesBlock(weights, k, v, mods, block.rotation, heads)
         assert isinstance(weights, AttentionWeights)
-        return AttentionBlock(weights, k, v, mods, block.rotation, heads, block.value_norms)
+        if isinstance(weights, ParallelWeights):
+            return ParallelBlock(weights, k, v, mods, block.rotation, heads)
+        return AttentionBlock(weights, k, v, mods, block.rotation, heads, block.value_norms, block.norms_after_rotation)
     if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
         return DeltaNetBlock(weights, states, block.settings)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
@@ -252,6 +200,8 @@ def bind_block(
         return ExpertsBlock(
             weights, GATES[block.activation], settings.renormalize, block.has_shared_gate, settings.scores
         )
+    if isinstance(block, Center):
+        return CenterBlock(weights)
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):
         return FactorBlock(weights)
     if isinstance(block, blocks.LayerInput) and isinstance(weights, LayerInputWeights):

@@ -9,7 +9,8 @@ from typing import Any
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
 from llmcl.kernels.common.weight import Weight
-from llmcl.models.blocks import AttentionBlock, MlpBlock
+from llmcl.models.attention_block import AttentionBlock
+from llmcl.models.blocks import MlpBlock
 from llmcl.models.bound_block import BoundBlock
 from llmcl.models.expert_block import ExpertsBlock
 from llmcl.models.layer_ops import DecodeOps, LayerOps, PrefillOps

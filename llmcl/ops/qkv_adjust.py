@@ -21,11 +21,13 @@ def qkv_adjust(
     head_dim: int,
     eps: float,
     value_norms: bool = False,
+    rope: Buffer | None = None,
 ) -> list[Launch]:
     """Adds bias to qkv float32 [n, n_q_heads + 2 n_kv_heads, head_dim], then normalises query and key heads.
 
     bias float32 [n_q_heads + 2 n_kv_heads, head_dim]; head_norms float32 [2, head_dim], for queries and keys. Returns
-    no launch if both are None. value_norms: with head_norms, also normalises value heads, without weights.
+    no launch if both are None. value_norms: with head_norms, also normalises value heads, without weights. rope float32
+    [n, head_dim], cosines, then sines: with head_norms, rotates query and key heads before their norm.
     """
     if bias is None and head_norms is None:
         return []
@@ -44,12 +46,13 @@ def qkv_adjust(
         "HEADS_AT_ONCE": at_once,
         "LOCAL_SIZE": per_head,
         **({"VALUE_NORM": True} if value_norms else {}),
+        **({} if rope is None else {"ROTATE": True}),
     }
     return op_launches(
         device,
         "qkv_adjust",
         constants,
-        [qkv, bias or qkv, head_norms or qkv],
+        [qkv, bias or qkv, head_norms or qkv, *([] if rope is None else [rope])],
         groups=lambda n: (heads // (in_turn * at_once), n),
         local=(per_head * at_once, 1),
         cost=per_token(8 * heads * head_dim),

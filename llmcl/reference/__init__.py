@@ -22,6 +22,7 @@ from llmcl.reference.latent import latent_append, latent_attention, linear_heads
 from llmcl.reference.layers import (
     add_bias,
     biased_gate,
+    center_rows,
     embed,
     gate_inputs,
     geglu,
@@ -90,6 +91,7 @@ __all__ = [
     "attention_partial",
     "biased_gate",
     "causal_conv",
+    "center_rows",
     "choose_experts",
     "choose_scored_experts",
     "delta_chunks",

@@ -49,16 +49,19 @@ def qkv_adjust(
     eps: float,
     *,
     value_norms: bool = False,
+    rotation: tuple[Array, Array] | None = None,
 ) -> Float64:
     """qkv [n, n_q_heads + 2 n_kv_heads, head_dim] plus bias [heads, head_dim], then its query and key heads normalised.
 
     head_norms [2, head_dim]: the norm weights of query heads and of key heads. value_norms: value heads, too, without
-    weights.
+    weights. rotation: cosines and sines [n, head_dim / 2], by which query and key heads are rotated before.
     """
     qkv = wide(qkv) if bias is None else wide(qkv) + wide(bias)
     if head_norms is None:
         return qkv
     end = n_q_heads + n_kv_heads
+    if rotation is not None:
+        qkv = np.concatenate([rope(qkv[:, :end], *rotation), qkv[:, end:]], axis=1)
     q = rms_norm(qkv[:, :n_q_heads], head_norms[0], eps)
     k = rms_norm(qkv[:, n_q_heads:end], head_norms[1], eps)
     v = rms_norm(qkv[:, end:], np.ones(qkv.shape[-1]), eps) if value_norms else qkv[:, end:]
@@ -102,6 +105,12 @@ def layer_inputs(x: Array, norm: Array, embedded: Array, eps: float) -> Float64:
 def gate_inputs(gate: Array, x: Array, kind: str) -> Float64:
     """The activation of gate [n, size] times x [n, size]; kind: a name in GATES."""
     return GATES[kind](gate, x)
+
+
+def center_rows(x: Array) -> Float64:
+    """Subtracts the mean of each row: x [n, columns] -> [n, columns]."""
+    centered: Float64 = wide(x) - wide(x).mean(axis=-1, keepdims=True)
+    return centered
 
 
 def scale_rows(x: Array, factor: Array) -> Float64:

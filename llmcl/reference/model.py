@@ -21,11 +21,13 @@ from llmcl.architectures.families.blocks import (
     layer_name,
 )
 from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
+from llmcl.architectures.families.parallel import MLP, Center, ParallelAttention
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, choose_scored_experts, experts_down, experts_gate_up, scale_shares
 from llmcl.reference.latent import latent_append
 from llmcl.reference.layers import (
+    center_rows,
     embed,
     gate_inputs,
     geglu,
@@ -102,9 +104,11 @@ def forward(
         q = q[:, ::2] if block.gated else q
         if block.row_norms:
             q = norm(q.reshape(n, -1), layer + "self_attn.q_norm").reshape(q.shape)
-        if block.head_norms:
+        if block.head_norms and not block.norms_after_rotation:
             q = norm(q, layer + "self_attn.q_norm")
         q = rotate(q, block.rotation)
+        if block.head_norms and block.norms_after_rotation:
+            q = norm(q, layer + "self_attn.q_norm")
         if block.query_scale is not None:
             turns = np.arange(n) // block.query_scale.length
             q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
@@ -121,11 +125,14 @@ def forward(
         """Returns keys and values as stored in the cache."""
         if block.row_norms:
             k = norm(k.reshape(n, -1), layer + "self_attn.k_norm").reshape(k.shape)
-        if block.head_norms:
+        if block.head_norms and not block.norms_after_rotation:
             k = norm(k, layer + "self_attn.k_norm")
         if block.value_norms:
             v = stored(rms_norm(v, np.ones(v.shape[-1]), config.rms_norm_eps))
-        return cached(rotate(k, block.rotation)), cached(v)
+        k = rotate(k, block.rotation)
+        if block.head_norms and block.norms_after_rotation:
+            k = norm(k, layer + "self_attn.k_norm")
+        return cached(k), cached(v)
 
     def attend_latents(block: LatentAttention, layer: str, x: Array) -> Array:
         """Computes each head's keys and values explicitly; the device instead projects queries into the
@@ -157,6 +164,9 @@ def forward(
             gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
         gated = {"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up)
         return biased(stored(gated), layer + "mlp.down")
+
+    def attend_beside(block: ParallelAttention, layer: str, x: Array) -> Array:
+        return attend(block, layer, x) + gated_mlp(MLP, layer, x)
 
     def mixture(block: Experts, layer: str, x: Array) -> Array:
         y = chosen(block, layer, x, *choose(block, layer, x))
@@ -234,6 +244,7 @@ def forward(
     compute: dict[type[Block], Any] = {
         Attention: attend,
         LatentAttention: attend_latents,
+        ParallelAttention: attend_beside,
         GatedMlp: gated_mlp,
         Experts: mixture,
         ShortConv: convolve,
@@ -258,6 +269,8 @@ def forward(
         layer = layer_name(i, "")
         if isinstance(block, Factor):
             return scale_rows(hidden, weights[layer + block.tensor])
+        if isinstance(block, Center):
+            return center_rows(hidden)
         if isinstance(block, LayerInput):
             x = take_input(block, layer, hidden, given[:, i])
         elif isinstance(block, Experts) and block.own_norms is not None:

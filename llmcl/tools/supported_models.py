@@ -22,6 +22,7 @@ from llmcl.architectures.families.blocks import (
     Scores,
 )
 from llmcl.architectures.families.family import Family, LayerSettings
+from llmcl.architectures.families.parallel import ParallelAttention
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
 from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
@@ -33,6 +34,7 @@ _ATTENTION = {
     "bias": "biases of q, k, v",
     "output_bias": "a bias of attention's output",
     "head_norms": "norms of heads",
+    "norms_after_rotation": "norms after rotation",
     "value_norms": "norms of values",
     "row_norms": "norms of all heads together",
     "post_norm": "norms after blocks",
@@ -116,7 +118,8 @@ def _features(family: Family) -> list[str]:
             mlp_bias="mlp_bias" in family.biases,
         )
     )
-    features = ["latent attention" if family.latent else ""]
+    features = ["latent attention" if family.latent else "", "layer norms" if family.layer_norms else ""]
+    features.append("an MLP beside attention" if isinstance(blocks[-1], ParallelAttention) else "")
     features += [text for key, text in _ATTENTION.items() if any(_is_set(block, key) for block in blocks)]
     if isinstance(family.windows, int):
         features.append(f"a window in {family.windows - 1} of {family.windows} layers")

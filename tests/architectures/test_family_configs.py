@@ -48,8 +48,9 @@ def test_every_family_has_the_defaults_of_transformers():
             assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
         assert config.tie_embeddings == getattr(theirs, "tie_word_embeddings", False), model_type
-        eps = theirs.norm_eps if model_type == "lfm2" else theirs.rms_norm_eps
-        assert config.rms_norm_eps == eps, model_type
+        eps_key = {"lfm2": "norm_eps", "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps"}
+        assert config.rms_norm_eps == getattr(theirs, eps_key.get(model_type, "rms_norm_eps")), model_type
+        assert config.logit_scale == getattr(theirs, "logit_scale", None) or not family.logit_scale, model_type
         rope = theirs.rope_parameters
         assert config.rope_theta == rope.get("full_attention", rope)["rope_theta"], model_type
         if family.local_rope:

@@ -48,6 +48,47 @@ ERNIE: dict[str, Any] = {
 }
 
 
+HUNYUAN: dict[str, Any] = {
+    **{"architectures": ["HunYuanMoEV1ForCausalLM"], "model_type": "hunyuan_v1_moe", "attention_head_dim": 128},
+    **{"head_dim": 128, "hidden_size": 4096, "intermediate_size": 3072, "moe_intermediate_size": [3072] * 32},
+    **{"moe_topk": [8] * 32, "num_experts": 64, "num_shared_expert": [1] * 32, "num_attention_heads": 32},
+    **{"num_hidden_layers": 32, "num_key_value_heads": 8, "moe_layer_num_skipped": 0, "rope_theta": 10000.0},
+    **{"rope_scaling": {"alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "type": "dynamic"}},
+    **{"use_cla": False, "use_qk_norm": True, "max_position_embeddings": 32768, "vocab_size": 128167},
+}
+COMMAND_R7B: dict[str, Any] = {
+    **{"architectures": ["Cohere2ForCausalLM"], "model_type": "cohere2", "head_dim": 128, "hidden_size": 4096},
+    **{"intermediate_size": 14336, "layer_norm_eps": 1e-05, "logit_scale": 0.25, "num_attention_heads": 32},
+    **{"num_hidden_layers": 32, "num_key_value_heads": 8, "rotary_pct": 1.0, "sliding_window": 4096},
+    **{"sliding_window_pattern": 4, "use_parallel_block": True, "use_qk_norm": False, "vocab_size": 256000},
+    **{"rope_theta": 50000, "rope_scaling": None, "max_position_embeddings": 132096},
+}
+
+
+def test_hunyuan_lists_the_same_number_for_each_layer() -> None:
+    config = config_from_hf(HUNYUAN)
+    assert experts_of(config)[0].settings == ExpertSettings(64, 8, 3072, shared_size=3072)
+    assert config.rope_scaling is None and config.rope_theta == pytest.approx(11158839.9251)
+    with pytest.raises(UnsupportedModelError, match="moe_topk that differs between layers"):
+        config_from_hf({**HUNYUAN, "moe_topk": [8] * 31 + [4]})
+    with pytest.raises(UnsupportedModelError, match="num_shared_expert 2"):
+        config_from_hf({**HUNYUAN, "num_shared_expert": [2] * 32})
+    with pytest.raises(UnsupportedModelError, match="use_cla True"):
+        config_from_hf({**HUNYUAN, "use_cla": True})
+
+
+def test_command_r7b() -> None:
+    config = config_from_hf(COMMAND_R7B)
+    assert (config.logit_scale, config.rms_norm_eps, config.tie_embeddings) == (0.25, 1e-5, True)
+    assert windows_of(config) == (4096, 4096, 4096, None) * 8
+    assert [config.attention(i).rotation for i in range(4)] == ["main", "main", "main", "none"]
+    assert [len(layer) for layer in config.layers] == [2] * 31 + [3]
+    with pytest.raises(UnsupportedModelError, match="use_qk_norm True"):
+        config_from_hf({**COMMAND_R7B, "use_qk_norm": True})
+    with pytest.raises(UnsupportedModelError, match=r"rotary_pct 0\.5"):
+        config_from_hf({**COMMAND_R7B, "rotary_pct": 0.5})
+
+
 def test_glm_45_air() -> None:
     config = config_from_hf(GLM_45_AIR)
     assert config.rotary_dim == 64 and config.rope_theta == 1e6 and config.n_layers == 46

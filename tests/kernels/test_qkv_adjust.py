@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from helpers import read_guarded, relative_error, run, with_poison
+from helpers import read_guarded, relative_error, rotations, run, with_poison
 
 from llmcl import reference
 from llmcl.ops.qkv_adjust import qkv_adjust
@@ -20,14 +20,22 @@ EPS = 1e-5
     [(1, 1, 16), (6, 2, 80), pytest.param(8, 1, 128, marks=pytest.mark.oclgrind)],
 )
 @pytest.mark.parametrize(
-    ("has_bias", "has_norms", "value_norms"),
-    [(True, False, False), (False, True, False), (True, True, False), (False, True, True)],
+    ("has_bias", "has_norms", "value_norms", "rotates"),
+    [
+        (True, False, False, False),
+        (False, True, False, False),
+        (True, True, False, False),
+        (False, True, True, False),
+        (False, True, False, True),
+        (True, True, False, True),
+    ],
 )
 def test_qkv_adjust(
     target: Device,
     has_bias: bool,
     has_norms: bool,
     value_norms: bool,
+    rotates: bool,
     n_q_heads: int,
     n_kv_heads: int,
     head_dim: int,
@@ -39,6 +47,7 @@ def test_qkv_adjust(
     qkv[:, 0] *= 1e-3  # eps counts
     bias = rng.standard_normal(shape[1:]).astype(np.float32) if has_bias else None
     norms = rng.standard_normal((2, head_dim)).astype(np.float32) if has_norms else None
+    rope = rotations(head_dim, np.arange(5, 5 + n)) if rotates else None
     buffer = with_poison(target, qkv)
     launches = qkv_adjust(
         target,
@@ -50,9 +59,13 @@ def test_qkv_adjust(
         head_dim=head_dim,
         eps=EPS,
         value_norms=value_norms,
+        rope=None if rope is None else with_poison(target, rope),
     )
     run(launches, n)
-    expected = reference.qkv_adjust(qkv, bias, norms, n_q_heads, n_kv_heads, EPS, value_norms=value_norms)
+    turns = None if rope is None else (rope[:, : head_dim // 2], rope[:, head_dim // 2 :])
+    expected = reference.qkv_adjust(
+        qkv, bias, norms, n_q_heads, n_kv_heads, EPS, value_norms=value_norms, rotation=turns
+    )
     assert relative_error(read_guarded(target, buffer, np.float32, shape), expected) < TOLERANCE
 
 

@@ -86,7 +86,10 @@ NO_OPS = {"device_probe", "dot4_probe", "sub_group_probe"}  # questions to a dri
 NO_OPS |= {"arithmetic_peak", "read_bandwidth"}  # measure a device
 NO_OPS |= {"round_rows"}  # a layout of `portable-int8`
 GPU = GPUS[0].entry
-EVERY_OP = "gemma4_text-experts", "qwen3_5_text", "glm4_moe_lite", "gemma4_text-given", "llama-biases", "lfm2"
+EVERY_OP = (
+    *("gemma4_text-experts", "qwen3_5_text", "glm4_moe_lite", "gemma4_text-given", "llama-biases", "lfm2"),
+    "cohere",
+)
 CPU = dataclasses.replace(GPU, kind="cpu", unified_memory=True)
 
 

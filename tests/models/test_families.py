@@ -318,7 +318,7 @@ def test_every_part_of_a_family_shows(name: str) -> None:
             assert relative_error(reference.forward(changed, weights, ids_for(config)), logits) > 100 * BOUND, field
     usual: dict[str, Any] = {"activation": "silu", "soft_cap": None, "window": None, "head_norms": False}
     usual |= {"rotation": "main", "row_norms": False, "query_scale": None, "sinks": False, "shared_gate": None}
-    usual |= {"value_norms": False}
+    usual |= {"value_norms": False, "norms_after_rotation": False}
     if len(config.kinds_of_heads) > 1:  # whose layers cannot rotate alike
         del usual["rotation"]
         changed = dataclasses.replace(config, local_rope_theta=config.rope_theta)

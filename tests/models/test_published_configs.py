@@ -106,6 +106,14 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2 with norm_topk_prob": ("deepseek_v2", LATENT | {"topk_method": "greedy", "norm_topk_prob": True}),
     "glm4_moe_lite with biases": ("glm4_moe_lite", LATENT | {"attention_bias": True, "head_dim": 16}),
+    "hunyuan with an alpha": (
+        "hunyuan_v1_dense",
+        {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},
+    ),
+    "command a with biases": (
+        "cohere2",
+        {"attention_bias": True, "head_dim": None, "sliding_window": 9, "num_hidden_layers": 4},
+    ),
     "qwen3_vl": ("qwen3_vl", {"text_config": SIZES | {"rope_scaling": INTERLEAVED_AXES}, "tie_word_embeddings": True}),
     "qwen3_vl_moe": (
         "qwen3_vl_moe",

@@ -44,6 +44,20 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
     return _checked([None if i in dense else settings for i in range(n_layers)], read.source)
 
 
+def hunyuan_keys(read: Reader) -> dict[str, int]:
+    """Returns the numbers that Hunyuan's config.json lists for each layer. Raises UnsupportedModelError if layers
+    differ.
+    """
+    keys = {}
+    for key in ("num_experts", "moe_topk", "num_shared_expert", "moe_intermediate_size"):
+        numbers = read.get(key)
+        if isinstance(numbers, list):
+            if len({*map(str, numbers)}) != 1:
+                unsupported(f"{key} that differs between layers ({shown(numbers)})")
+            keys[key] = numbers[0]
+    return keys
+
+
 def _scores_from_hf(read: Reader, keys: ExpertKeys, n_experts: int) -> Scores | None:
     """Reads DeepSeek's keys. Groups apply if topk_method says so, and always with sigmoid scores."""
     if keys.scoring is None:

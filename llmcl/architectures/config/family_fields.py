@@ -46,6 +46,8 @@ def family_fields(
         "logit_soft_cap": soft_cap("final_logit_softcapping"),
         "attention_scale": attention_scale,
     }
+    if family.logit_scale:
+        fields["logit_scale"] = read.number(f"{prefix}logit_scale", 0.0, MAX_SCALE)
     return fields | (_multipliers(read, prefix) if family.multipliers else {})
 
 

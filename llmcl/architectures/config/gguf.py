@@ -107,6 +107,7 @@ def config_from_gguf(
         # GGUF has no key for query_pre_attn_scalar. It is head_dim in all sizes but this one (as in llama.cpp).
         attention_scale = (hidden_size / n_q_heads) ** -0.5
     expert_size = read.get(f"{arch}.expert_feed_forward_length")  # for files with only expert sizes
+    eps_key = "layer_norm_epsilon" if family.layer_norms else "layer_norm_rms_epsilon"
     theta = read.number(f"{arch}.rope.freq_base", 1.0, MAX_THETA, default=10000.0)
     local_theta = family.defaults.get("rope_local_base_freq", theta)
     local_theta = read.number(f"{arch}.rope.freq_base_swa", 1.0, MAX_THETA, default=local_theta)
@@ -145,7 +146,7 @@ def config_from_gguf(
             head_dim=heads.size,
             vocab_size=vocab_size,
             max_position=max_position,
-            rms_norm_eps=read.number(f"{arch}.attention.layer_norm_rms_epsilon", 0.0, 1.0),
+            rms_norm_eps=read.number(f"{arch}.attention.{eps_key}", 0.0, 1.0),
             rope_scaling=scaling,
             rotary_dim=None if latent is None and rope_dim == head_dim else rope_dim,
             rope_theta=theta,
@@ -182,6 +183,7 @@ def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -
             bias=attention and f"blk.{i}.attn_q.bias" in tensor_names,
             output_bias=attention and f"blk.{i}.attn_output.bias" in tensor_names,
             mlp_bias=mlp and f"blk.{i}.ffn_gate.bias" in tensor_names,
+            is_last=i == n_layers - 1,
             head_norms=family.optional_head_norms and f"blk.{i}.attn_q_norm.weight" in tensor_names,
         )
         for i, (window, rotation) in enumerate(zip(windows, rotations, strict=True))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmcl.architectures.config import limits
-from llmcl.architectures.config.experts import experts_from_hf
+from llmcl.architectures.config.experts import experts_from_hf, hunyuan_keys
 from llmcl.architectures.config.family_fields import (
     Windows,
     family_fields,
@@ -39,7 +39,7 @@ _BESIDE_TEXT_CONFIG = (
 )
 _DTYPES = ("float32", "float16", "bfloat16")
 # Families with unusual keys for Llama's values.
-_OTHER_KEYS = {"lfm2": lfm2_keys, "minimax_m2": rotary_dim_keys}
+_OTHER_KEYS = {"hunyuan_v1_moe": hunyuan_keys, "lfm2": lfm2_keys, "minimax_m2": rotary_dim_keys}
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
@@ -92,6 +92,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     if latent is not None:
         attention_scale = latent_scale(latent, rope["rope_scaling"], log_multiplier_from_hf(read))
         rope["rotary_dim"] = latent.rope
+    eps_key = "layer_norm_eps" if family.layer_norms else "rms_norm_eps"
     # Families with experts in all layers leave it out.
     expert_size = None if family.experts is None else read.get(family.experts.size)
     return checked(
@@ -104,7 +105,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             head_dim=heads.size,
             vocab_size=vocab_size,
             max_position=max_position,
-            rms_norm_eps=read.number("rms_norm_eps", 0.0, 1.0, default=1e-6),
+            rms_norm_eps=read.number(eps_key, 0.0, 1.0, default=1e-6),
             tie_embeddings=read.flag("tie_word_embeddings", default=False),
             dtype=_dtype(read),
             bos_token_id=bos_token_ids[0] if bos_token_ids else None,
@@ -142,9 +143,9 @@ def _settings(
     mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
     windows = _windows(read, family, n_layers, max_position)
     rotations = _rotations(read, family, windows)
-    scale = query_scale_from_hf(read) if family.query_scale else None
     output_bias = read.flag("attention_out_bias", default=False) if "attention_out_bias" in family.biases else bias
     flags: dict[str, Any] = {"bias": bias, "output_bias": output_bias, "mlp_bias": mlp_bias}
+    flags["query_scale"] = query_scale_from_hf(read) if family.query_scale else None
     flags["head_norms"] = family.optional_head_norms and read.flag("use_qk_norm", default=False)
     keys_of = keys_of_from_hf(read, family, windows)
     of_layers: dict[str, Sequence[Any]] = {
@@ -159,7 +160,7 @@ def _settings(
         "input_size": [input_size] * n_layers,
     }
     return [
-        LayerSettings(query_scale=scale, **flags, **{name: values[i] for name, values in of_layers.items()})
+        LayerSettings(is_last=i == n_layers - 1, **flags, **{name: values[i] for name, values in of_layers.items()})
         for i in range(n_layers)
     ]
 
@@ -228,7 +229,8 @@ def _refuse_features(read: Reader, family: Family) -> None:
     # With "vision" only image tokens see each other.
     if read.get("use_bidirectional_attention", False) not in (False, "vision"):
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    mlp = next(block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp)))
+    mlps = (block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp)))
+    mlp = next(mlps, GatedMlp())
     key, known = _ACTIVATIONS[mlp.activation]
     if (activation := read.text(key, default=known[0])) not in known:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")

@@ -26,7 +26,6 @@ _MISSING = {
         "gpt2 gpt_neo gpt_neox gptneox gptj gpt-j bloom mpt opt phi phi2 falcon starcoder starcoder2 stablelm "
         "codeshell nemotron"
     ),
-    "attention and MLP in parallel": "cohere cohere2 command-r",
     "several streams of activations in each layer (AltUp)": "gemma3n gemma3n_text",
     "blocks of diffusion": "dream llada llada-moe",
 }

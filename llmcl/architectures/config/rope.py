@@ -78,8 +78,13 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
         return {"rope_theta": theta, "rope_scaling": None, "rotary_dim": rotary_dim, "local_rope_theta": local_theta}
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         unsupported("rotary settings that differ between layers")
+    theta = rope.number("rope_theta", 1.0, MAX_THETA, default=theta)
+    if family.rope_alpha and _kind(rope, family) == "dynamic" and rope.get("alpha"):
+        alpha = rope.number("alpha", 0.0, _MAX_ROPE_FACTOR)
+        theta *= alpha ** (head_dim / max(head_dim - 2, 1))
+        rope = Reader({"rope_type": "default"}, rope.source)
     return {
-        "rope_theta": rope.number("rope_theta", 1.0, MAX_THETA, default=theta),
+        "rope_theta": theta,
         "rope_scaling": _scaling(read, rope, family, rotary_dim or head_dim, max_position),
         "rotary_dim": rotary_dim,
         "local_rope_theta": local_theta,

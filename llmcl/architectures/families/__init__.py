@@ -1,6 +1,6 @@
 """The supported model families, each in a file named after config.json's `model_type` and declaring `FAMILY`.
 
-`blocks.py`, `latent.py` and `recurrent.py` define blocks for layers, `family.py` the declaration.
+`blocks.py`, `latent.py`, `parallel.py` and `recurrent.py` define blocks for layers, `family.py` the declaration.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from llmcl.architectures.families.family import Family
 
-_NO_FAMILIES = ("blocks", "family", "latent", "recurrent")
+_NO_FAMILIES = ("blocks", "family", "latent", "parallel", "recurrent")
 
 FAMILIES: dict[str, Family] = {
     name: import_module(f"{__name__}.{name}").FAMILY

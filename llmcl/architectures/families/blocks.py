@@ -159,6 +159,7 @@ class Attention(Block):
     bias: bool = False  # bias on the query, key and value projections
     output_bias: bool = False  # bias on the output projection
     head_norms: bool = False  # RMS norm of each query and key head before rotation
+    norms_after_rotation: bool = False  # head norms follow the rotation
     row_norms: bool = False  # RMS norm over all query heads together, and over all key heads together
     rotation: Rotation = "main"  # of queries and keys
     window: int | None = None  # tokens visible to a query, itself included; None: all

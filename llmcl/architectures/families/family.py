@@ -37,6 +37,7 @@ class LayerSettings:
     mlp_bias: bool = False  # see `GatedMlp.bias`
     experts: ExpertSettings | None = None  # None: no mixture of experts
     recurrent: RecurrentSettings | None = None  # block in place of attention; None: attention
+    is_last: bool = False
     heads: Heads | None = None
     keys_as_values: bool = False
     head_norms: bool = False  # for families with `Family.optional_head_norms`
@@ -85,6 +86,8 @@ class Family:
     layer: Callable[[LayerSettings], Layer] = llama_layer  # makes the blocks of a layer
     norm_offset: float = 0.0  # added to norm weights from safetensors (GGUF files hold the sum)
     scaled_embedding: bool = False  # embeddings times sqrt(hidden_size)
+    layer_norms: bool = False  # norms subtract the mean (`Center`); reads layer_norm_eps
+    logit_scale: bool = False  # reads logit_scale, a factor on the logits
     soft_caps: bool = False  # reads attn_logit_softcapping and final_logit_softcapping
     query_pre_attn_scalar: bool = False  # reads query_pre_attn_scalar n: scores times n^-1/2
     attention_scale: float | None = None  # factor on all scores; None: the default
@@ -103,6 +106,7 @@ class Family:
     partial_rotation: bool = False  # reads partial_rotary_factor
     # rotary scaling names in config.json with an unusual meaning
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
+    rope_alpha: bool = False  # dynamic rotary scaling with an alpha raises theta once, for texts of any length
     windows: WindowPattern = "none"
     # windowed layers have unscaled rotary frequencies, with theta rope_local_base_freq if given
     local_rope: bool = False

@@ -172,7 +172,7 @@ def _is_link(launch: Launch, before: Launch | None, max_rows: int) -> bool:
     if not isinstance(source, KernelSource) or source.file not in LINKS:
         return False
     if source.file == ADJUST:  # a warp handles a head
-        return number_of(source, "HEAD_DIM") % WARP == 0 and "VALUE_NORM" not in source.constants
+        return number_of(source, "HEAD_DIM") % WARP == 0 and not {"VALUE_NORM", "ROTATE"} & {*source.constants}
     if source.file == APPEND:  # for a single sequence only
         return "STATE_PIECES" not in source.constants
     if source.file == PROMPT:  # single sequence, keys appended by the previous launch, no user functions

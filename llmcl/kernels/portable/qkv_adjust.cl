@@ -3,9 +3,10 @@
 //   with BIAS  x += bias          with HEAD_NORM  x = x / sqrt(mean(x^2) + EPS) * norm, for each query and key head
 //   (Qwen2 has the first, Qwen3 the second: Yang et al., "Qwen3 Technical Report", 2025)
 //   with VALUE_NORM, beside HEAD_NORM, each value head as well, without weights
+//   with ROTATE, beside HEAD_NORM, query and key heads are rotated before their norm (Hunyuan)
 //
 // qkv   float [n][N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]      bias   float [N_Q_HEADS + 2 N_KV_HEADS][HEAD_DIM]
-// norms float [2][HEAD_DIM]: query heads, key heads
+// norms float [2][HEAD_DIM]: query heads, key heads          rope   float [n][HEAD_DIM], with ROTATE: cosines, then sines
 //
 // Index space: groups (heads to adjust / (HEADS_PER_GROUP HEADS_AT_ONCE), n), local size LOCAL_SIZE HEADS_AT_ONCE; a head's work-item
 // takes
@@ -19,11 +20,18 @@
 #ifndef VALUE_NORM
 #define VALUE_NORM 0
 #endif
+#ifndef ROTATE
+#define ROTATE 0
+#endif
 #include "common/common.cl"
 #include "common/reduce.cl"
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE * HEADS_AT_ONCE, 1, 1)))
-void qkv_adjust(__global float* qkv, __global const float* bias, __global const float* norms) {
+void qkv_adjust(__global float* qkv, __global const float* bias, __global const float* norms
+#if ROTATE
+                , __global const float* rope
+#endif
+                ) {
     LOCAL_SCRATCHES(float, scratch, HEADS_AT_ONCE);
     const int lid = (int)get_local_id(0) % LOCAL_SIZE, place = (int)get_local_id(0) / LOCAL_SIZE;
     qkv += (size_t)get_group_id(1) * (N_Q_HEADS + 2 * N_KV_HEADS) * HEAD_DIM;
@@ -33,6 +41,9 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
 #if BIAS
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) + load16_f32(bias + head * HEAD_DIM + i), x + i);
+#if ROTATE
+        barrier(CLK_GLOBAL_MEM_FENCE);  // the rotation reads pieces of other work-items
+#endif
 #endif
 #if HEAD_NORM
         const bool has_norm = VALUE_NORM || head < N_Q_HEADS + N_KV_HEADS;
@@ -51,8 +62,18 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
         }
 #endif
         __global const float* norm = norms + (head < N_Q_HEADS ? 0 : HEAD_DIM);
+#if ROTATE  // a rotation keeps the squares' sum
+        __global const float* turn = rope + (size_t)get_group_id(1) * HEAD_DIM;
+        for (int i = lid * 8; i < HEAD_DIM / 2; i += LOCAL_SIZE * 8) {
+            const float8 a = vload8(0, x + i), b = vload8(0, x + HEAD_DIM / 2 + i);
+            const float8 cosine = vload8(0, turn + i), sine = vload8(0, turn + HEAD_DIM / 2 + i);
+            vstore8((a * cosine - b * sine) * scale * vload8(0, norm + i), 0, x + i);
+            vstore8((b * cosine + a * sine) * scale * vload8(0, norm + HEAD_DIM / 2 + i), 0, x + HEAD_DIM / 2 + i);
+        }
+#else
         for (int i = lid * 16; i < HEAD_DIM; i += LOCAL_SIZE * 16)
             store16_f32(load16_f32(x + i) * scale * load16_f32(norm + i), x + i);
+#endif
 #endif
     }
 }
