@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from family_files import WINDOW
-from helpers import LINEAR_SCALING, gemma2_config, small_config
+from helpers import LINEAR_SCALING, LLAMA3_SCALING, gemma2_config, small_config
 from latent_weights import MSCALE
 
 from llmcl.architectures.config import ModelConfig, RopeScaling
@@ -101,16 +101,19 @@ def latent_config(
     *,
     n_dense: int = 1,
     n_layers: int = 3,
+    query_scale: QueryScale | None = None,
     **changes: Any,
 ) -> ModelConfig:
     """The first n_dense layers have no experts. transformers has the norms of latents with this eps alone."""
-    settings = [LayerSettings(latent=of, experts=None if i < n_dense else experts) for i in range(n_layers)]
+    common = LayerSettings(latent=of, query_scale=query_scale)
+    settings = [dataclasses.replace(common, experts=None if i < n_dense else experts) for i in range(n_layers)]
     sizes = {"n_kv_heads": 1, "head_dim": of.width, "rotary_dim": of.rope, "rms_norm_eps": 1e-6}
     scale = latent_scale(of, changes.get("rope_scaling"), MSCALE)
     return small_config(architecture, settings=settings, attention_scale=scale, **sizes, **changes)
 
 
 DEEPSEEK_YARN = dataclasses.replace(YARN, amplitude=1.0)
+SHORT_YARN = dataclasses.replace(DEEPSEEK_YARN, original_max_position=64)  # the texts are longer
 BY_SIGMOIDS, IN_GROUPS = Scores(scale=1.8), Scores(n_groups=4, top_groups=2, scale=2.5)
 IN_THREE = dataclasses.replace(IN_GROUPS, n_groups=3)
 BY_SOFTMAX = Scores("softmax", n_groups=3, top_groups=2, scale=2.0, corrected=False)
@@ -432,6 +435,39 @@ FAMILIES: dict[str, ModelConfig] = {
         ],
         head_dim=16,  # transformers has no other than the hidden size over the heads
         tie_embeddings=True,
+    ),
+    "mistral4": latent_config(
+        "mistral4",
+        LATENT,
+        ExpertSettings(6, 2, 48, shared_size=96),
+        n_dense=0,
+        n_layers=2,
+        query_scale=QueryScale(0.5, 64),
+        rope_scaling=SHORT_YARN,
+    ),
+    "mistral4-plain": latent_config(
+        "mistral4",
+        PLAIN_LATENT,
+        ExpertSettings(8, 3, 32, renormalize=False, shared_size=64, scores=SCALED_SOFTMAX),
+        query_scale=QueryScale(0.5, 64),
+        rope_scaling=SHORT_YARN,
+        n_q_heads=6,
+        hidden_size=96,
+        tie_embeddings=True,
+    ),
+    "mistral4-odd": latent_config(
+        "mistral4",
+        dataclasses.replace(ODD_LATENT, interleaved=True),
+        ExpertSettings(5, 1, 16, shared_size=16),
+        n_layers=2,
+        query_scale=QueryScale(0.5, 64),
+        rope_scaling=SHORT_YARN,
+        n_q_heads=3,
+        hidden_size=96,
+    ),
+    "apertus": small_config("apertus", rope_scaling=LLAMA3_SCALING, rope_theta=12e6),
+    "apertus-biases": small_config(
+        "apertus", settings=[LayerSettings(bias=True, output_bias=True)] * 2, tie_embeddings=True
     ),
     "hunyuan_v1_dense": small_config("hunyuan_v1_dense"),
     "hunyuan_v1_dense-biases": small_config(

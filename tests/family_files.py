@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from own_heads import own_name, width_of, write_own_heads
 from recurrent_weights import as_in_gguf, recurrent_of
 
-from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.config import ModelConfig, RopeScaling
 from llmcl.architectures.families import FAMILIES
 from llmcl.architectures.families.blocks import layer_name
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
@@ -52,6 +52,8 @@ def save_gguf(
 
     writer = gguf.GGUFWriter(path, gguf_architecture(config))
     write_metadata(writer, config, joined_heads=joined_heads)
+    for key, name in FAMILIES[config.architecture].gguf_values.items():
+        writer.add_array(key, [float(weights[layer_name(i, name)][0]) for i in range(config.n_layers)])
     for name, values in gguf_tensors(config, weights, fused_experts=fused_experts, joined_heads=joined_heads):
         how: dict[str, Any] = {}
         if expert_format != "F32" and name.endswith("_exps.weight"):
@@ -129,6 +131,8 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
             assert scaling.factors is not None
             factors = [1e30 if np.isinf(factor) else factor for factor in scaling.factors]
             writer.add_tensor("rope_freqs.weight", np.array(factors, np.float32))
+        if scaling.kind == "llama3":
+            writer.add_tensor("rope_freqs.weight", llama3_factors(config, scaling))
         if scaling.kind == "longrope":
             writer.add_rope_scaling_attn_factors(scaling.amplitude)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
@@ -180,6 +184,15 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
             write_scores(writer, config)
 
 
+def llama3_factors(config: ModelConfig, scaling: RopeScaling) -> NDArray[np.float32]:
+    """What llama.cpp's converter makes of Llama 3's scaling: a divisor of each frequency."""
+    turns = config.rope_theta ** (np.arange(0, config.head_dim, 2) / config.head_dim)
+    share = scaling.original_max_position / (2 * np.pi * turns)  # how often a pair turns in the original context
+    smooth = (share - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    smooth = np.clip(smooth, 0.0, 1.0)
+    return (1.0 / ((1.0 - smooth) / scaling.factor + smooth)).astype(np.float32)
+
+
 def gguf_tensors(
     config: ModelConfig,
     weights: Mapping[str, NDArray[Any]],
@@ -196,7 +209,8 @@ def gguf_tensors(
     names = gguf.get_tensor_name_map(kinds[arch], config.n_layers)
     family = FAMILIES[config.architecture]
     interleaves = (arch == "llama" or family.gguf_interleaves_rope) and not family.interleaves_rope
-    stacked = {**weights}
+    in_metadata = tuple(FAMILIES[config.architecture].gguf_values.values())
+    stacked = {name: values for name, values in weights.items() if not in_metadata or not name.endswith(in_metadata)}
     for i, block in experts_of(config).items():
         of = block.settings
         in_one = fused_experts or block.own_norms

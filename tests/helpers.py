@@ -171,6 +171,8 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
             mean = 1.0 if name.endswith(".linear_attn.norm.weight") else mean
             values = mean + (2.0 if name.endswith("sinks") else 0.2) * rng.standard_normal(shape)
             values = as_own_heads_need(config, name, values)
+            if name.endswith(".act_fn.eps"):
+                values = np.array([-1e-6])
             if name.endswith(".A_log"):  # texts are forgotten soon, or late
                 values = rng.uniform(-4.0, 1.0, shape)
         else:

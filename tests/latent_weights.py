@@ -50,6 +50,8 @@ def latent_options(config: ModelConfig) -> dict[str, Any]:
         "norm_topk_prob": experts.renormalize,
     }
     n_dense = min(mixtures)
+    if config.architecture == "mistral4":
+        options["head_dim"] = of.query  # of which the rotated share is
     if config.architecture == "glm4_moe_lite":
         options["mlp_layer_types"] = ["dense" if i < n_dense else "sparse" for i in range(config.n_layers)]
     else:

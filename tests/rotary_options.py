@@ -44,7 +44,8 @@ def rotary_options(config: ModelConfig) -> dict[str, Any]:
         rope = {"full_attention": rope, "sliding_attention": local}
     if (query_scale := config.attention(config.attention_layers[0]).query_scale) is not None:
         assert scaling is not None and scaling.original_max_position == query_scale.length
-        rope |= {"llama_4_scaling_beta": query_scale.beta, "mscale": 1.0, "mscale_all_dim": 1.0}
+        rope |= {"llama_4_scaling_beta": query_scale.beta}
+        rope |= {"mscale": 1.0, "mscale_all_dim": 1.0} if config.latent is None else {}
     if FAMILIES[config.architecture].partial_rotation:
         rope["partial_rotary_factor"] = (config.rotary_dim or config.head_dim) / config.head_dim
     return rope

@@ -101,7 +101,7 @@ def test_every_portable_kernel_is_compiled() -> None:
     others = (
         *("biased_gate", "rope_table", "short_conv", "zero_rows"),
         *("gate_inputs", "last_row", "layer_inputs", "scale_rows", "scale_shares"),  # Gemma 4's
-        "center_rows",  # Cohere's
+        *("center_rows", "xielu"),  # Cohere's, Apertus'
         "sample_largest",  # a CPU's
         "delta_rule",  # a CPU's; a GPU takes delta_token and delta_chunks, but for heads that these do not have
     )

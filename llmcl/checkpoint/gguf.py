@@ -111,7 +111,20 @@ def open_file(path: Path, name: str) -> Checkpoint:
         if any(name in by_hf_name for name, _ in parts):
             raise CheckpointError(f"tensor {shown(gguf_name)} is there twice. The file is damaged; fetch it again.")
         by_hf_name.update(parts)
+    by_hf_name |= _values_of_layers(metadata, family, config.n_layers)
     return Checkpoint(name, path, config, split_latents(by_hf_name, config), gguf_metadata=metadata)
+
+
+def _values_of_layers(metadata: Mapping[str, Any], family: Family, n_layers: int) -> dict[str, StoredTensor]:
+    """Returns metadata with a number per layer as tensors (`Family.gguf_values`)."""
+    tensors = {}
+    for key, name in family.gguf_values.items():
+        values = metadata.get(key)
+        if not isinstance(values, np.ndarray) or values.dtype.kind != "f" or values.shape != (n_layers,):
+            _fail(f"{key} is {shown(values)}, expected a number for each of {n_layers} layers")
+        for i, value in enumerate(values.astype(np.float32)):
+            tensors[f"model.layers.{i}.{name}"] = StoredTensor((1,), "F32", np.atleast_1d(value).view(np.uint8))
+    return tensors
 
 
 def part_names(name: str) -> list[str]:

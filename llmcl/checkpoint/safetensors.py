@@ -194,6 +194,8 @@ def _renamed(stored: dict[str, StoredTensor], modules: Mapping[str, str]) -> dic
             raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
         if is_convolution(name) and len(tensor.shape) == 3 and tensor.shape[1] == 1:
             tensor = replace(tensor, shape=(tensor.shape[0], tensor.shape[2]))
+        if ".act_fn." in name and tensor.shape == ():
+            tensor = replace(tensor, shape=(1,))
         if name.endswith(".e_score_correction_bias") and len(tensor.shape) == 2 and tensor.shape[0] == 1:
             tensor = replace(tensor, shape=tensor.shape[1:])
         renamed[name] = tensor

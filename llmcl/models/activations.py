@@ -11,6 +11,7 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
 from llmcl.architectures.families.latent import LatentAttention
 from llmcl.architectures.families.parallel import ParallelAttention
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import RecurrentBlock
 from llmcl.kernels.common.experts import most_blocks
 from llmcl.ops.attention import decode_splits
@@ -134,7 +135,7 @@ def activation_shapes(
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])
     ffn = max([settings.shared_size for settings in experts], default=0)
     ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, GatedMlp))])
-    if any(isinstance(block, ParallelAttention) for block in blocks):
+    if any(isinstance(block, (ParallelAttention, PlainMlp)) for block in blocks):
         ffn = max(ffn, config.intermediate_size)
     return some | {
         "x": (chunk, config.hidden_size),

@@ -10,6 +10,7 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import blocks
 from llmcl.architectures.families.latent import LatentAttention
 from llmcl.architectures.families.parallel import Center, ParallelAttention
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
@@ -21,6 +22,7 @@ from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
 from llmcl.models.parallel_block import CenterBlock, ParallelBlock, ParallelWeights
+from llmcl.models.plain_mlp import PlainMlpBlock, PlainMlpWeights
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
 from llmcl.ops.layer_inputs import gate_inputs
 from llmcl.ops.scale_rows import scale_rows
@@ -157,6 +159,7 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     LatentAttention: LatentWeights,
     ParallelAttention: ParallelWeights,
     Center: BlockWeights,
+    PlainMlp: PlainMlpWeights,
     blocks.Factor: FactorWeights,
     blocks.LayerInput: LayerInputWeights,
     blocks.GatedMlp: MlpWeights,
@@ -200,6 +203,8 @@ def bind_block(
         return ExpertsBlock(
             weights, GATES[block.activation], settings.renormalize, block.has_shared_gate, settings.scores
         )
+    if isinstance(block, PlainMlp) and isinstance(weights, PlainMlpWeights):
+        return PlainMlpBlock(weights)
     if isinstance(block, Center):
         return CenterBlock(weights)
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):

@@ -327,6 +327,9 @@ def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.nda
     if name.endswith(".A_log"):
         decays: np.ndarray = -np.exp(values)
         return decays
+    if name.endswith((".act_fn.alpha_p", ".act_fn.alpha_n")):
+        softplus: np.ndarray = np.logaddexp(np.float32(0.0), values)
+        return softplus
     if name.endswith(".router.scale"):
         return values * np.float32(config.hidden_size**-0.5)
     if name.endswith((".q_proj.bias", ".k_proj.bias")) and config.rotary_dim is not None:
@@ -400,6 +403,8 @@ def _usual(name: str) -> float:
     """Returns the constant for a random model's norm, bias, convolution or decay."""
     if name.endswith(("bias", ".sinks")):
         return 0.0
+    if name.endswith(".act_fn.eps"):
+        return -1e-6
     return -1.0 if name.endswith((".A", ".A_log")) else 1.0
 
 

@@ -35,6 +35,7 @@ from llmcl.reference.layers import (
     scale_rows,
     soft_cap,
     swiglu,
+    xielu,
 )
 from llmcl.reference.likelihood import kl_divergence, log_likelihood
 from llmcl.reference.model import forward
@@ -151,4 +152,5 @@ __all__ = [
     "unpack_keys",
     "unpack_values",
     "unpermute_rope_rows",
+    "xielu",
 ]

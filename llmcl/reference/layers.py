@@ -107,6 +107,14 @@ def gate_inputs(gate: Array, x: Array, kind: str) -> Float64:
     return GATES[kind](gate, x)
 
 
+def xielu(x: Array, alpha_p: float, alpha_n: float, beta: float, eps: float) -> Float64:
+    """xIELU of an array with any shape, with beta added to alpha_n."""
+    x = wide(x)
+    below = (float(alpha_n) + float(beta)) * (np.expm1(np.minimum(x, float(eps))) - x)
+    activated: Float64 = np.where(x > 0, float(alpha_p) * x * x, below) + float(beta) * x
+    return activated
+
+
 def center_rows(x: Array) -> Float64:
     """Subtracts the mean of each row: x [n, columns] -> [n, columns]."""
     centered: Float64 = wide(x) - wide(x).mean(axis=-1, keepdims=True)

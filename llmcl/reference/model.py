@@ -22,6 +22,7 @@ from llmcl.architectures.families.blocks import (
 )
 from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
 from llmcl.architectures.families.parallel import MLP, Center, ParallelAttention
+from llmcl.architectures.families.plain_mlp import CURVE, PlainMlp
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, choose_scored_experts, experts_down, experts_gate_up, scale_shares
@@ -39,6 +40,7 @@ from llmcl.reference.layers import (
     scale_rows,
     soft_cap,
     swiglu,
+    xielu,
 )
 from llmcl.reference.online_softmax import attention
 from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
@@ -92,6 +94,13 @@ def forward(
             x = np.concatenate([x[..., :rotary_dim:2], x[..., 1:rotary_dim:2], x[..., rotary_dim:]], axis=-1)
         return stored(np.concatenate([rope(x[..., :rotary_dim], cos, sin), x[..., rotary_dim:]], axis=-1))
 
+    def scaled(block: Attention, q: Array) -> Array:
+        """Multiplies queries [n, heads, size] by the factor of their position."""
+        if block.query_scale is None:
+            return q
+        turns = np.arange(n) // block.query_scale.length
+        return q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None]
+
     def attend(block: Attention, layer: str, x: Array) -> Array:
         heads = block.heads_in(config)
         if block.fused:
@@ -109,9 +118,7 @@ def forward(
         q = rotate(q, block.rotation)
         if block.head_norms and block.norms_after_rotation:
             q = norm(q, layer + "self_attn.q_norm")
-        if block.query_scale is not None:
-            turns = np.arange(n) // block.query_scale.length
-            q = stored(q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None])
+        q = stored(scaled(block, q))
         if block.keys_of is None:
             kept[layer] = keys_and_values(block, layer, *keys_values)
         k, v = kept[layer if block.keys_of is None else layer_name(block.keys_of, "")]
@@ -144,7 +151,7 @@ def forward(
         cos, sin = (table[:, : settings.rope // 2] for table in rotations[block.rotation])
         given = latents, wide(weights[prefix + "kv_a_layernorm.weight"]), queries, cos, sin, config.rms_norm_eps
         rows, queries = latent_append(*given, interleaved=settings.interleaved)
-        rows, queries = cached(stored(rows)), stored(queries)
+        rows, queries = cached(stored(rows)), stored(scaled(block, queries))
         of_keys = wide(weights[layer + KEYS]).reshape(heads, settings.rank, settings.nope)
         of_values = wide(weights[layer + VALUES]).reshape(heads, settings.value, settings.rank)
         keys = np.zeros((n, heads, max(settings.query, settings.value)))
@@ -164,6 +171,12 @@ def forward(
             gate, up = (project(x, f"{layer}mlp.{name}") for name in ("gate", "up"))
         gated = {"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up)
         return biased(stored(gated), layer + "mlp.down")
+
+    def plain_mlp(block: PlainMlp, layer: str, x: Array) -> Array:
+        alpha_p, alpha_n, beta, eps = (float(np.ravel(weights[layer + name])[0]) for name in CURVE)
+        up = project(x, layer + "mlp.up")
+        activated = xielu(up, np.logaddexp(0.0, alpha_p), np.logaddexp(0.0, alpha_n), beta, eps)
+        return linear(stored(activated), weights[layer + "mlp.down_proj.weight"])
 
     def attend_beside(block: ParallelAttention, layer: str, x: Array) -> Array:
         return attend(block, layer, x) + gated_mlp(MLP, layer, x)
@@ -245,6 +258,7 @@ def forward(
         Attention: attend,
         LatentAttention: attend_latents,
         ParallelAttention: attend_beside,
+        PlainMlp: plain_mlp,
         GatedMlp: gated_mlp,
         Experts: mixture,
         ShortConv: convolve,

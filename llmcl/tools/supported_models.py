@@ -23,6 +23,7 @@ from llmcl.architectures.families.blocks import (
 )
 from llmcl.architectures.families.family import Family, LayerSettings
 from llmcl.architectures.families.parallel import ParallelAttention
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS
 from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.checkpoint.quantize import QUANTIZE_FORMATS
@@ -137,6 +138,7 @@ def _features(family: Family) -> list[str]:
     features.append("multipliers" if family.multipliers else "")
     features.append("a factor of each layer" if any(isinstance(block, Factor) for block in blocks) else "")
     for block in blocks:
+        features.append("xIELU without a gate" if isinstance(block, PlainMlp) else "")
         if isinstance(block, GatedMlp):
             features.append("biases of the MLP" if block.bias else "")
         if isinstance(block, (GatedMlp, Experts)):

@@ -62,7 +62,8 @@ def test_every_family_has_the_defaults_of_transformers():
         multiplier = getattr(theirs, "attention_multiplier", None)
         usual = family.attention_scale if multiplier is None else multiplier
         if hasattr(theirs, "kv_lora_rank"):
-            usual = pytest.approx((theirs.qk_nope_head_dim + theirs.qk_rope_head_dim) ** -0.5)
+            stretch = 0.1 * math.log(rope.get("factor", 1.0)) + 1.0  # of YaRN, which one has by default
+            usual = pytest.approx(stretch**2 * (theirs.qk_nope_head_dim + theirs.qk_rope_head_dim) ** -0.5)
         assert config.attention_scale == (usual if scalar is None else scalar**-0.5), model_type
         window = getattr(theirs, "sliding_window", None)
         types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30

@@ -28,6 +28,7 @@ from llmcl.architectures.config.rope import query_scale_from_hf, rope_from_hf, r
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS, TextPart
 from llmcl.architectures.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation
 from llmcl.architectures.families.family import Family, LayerSettings
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.errors import shown
 
 _BESIDE_TEXT_CONFIG = (
@@ -44,6 +45,7 @@ _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
     "clamped_swiglu": ("hidden_act", ("silu", "swish")),
+    "xielu": ("hidden_act", ("xielu",)),
 }
 
 
@@ -229,9 +231,9 @@ def _refuse_features(read: Reader, family: Family) -> None:
     # With "vision" only image tokens see each other.
     if read.get("use_bidirectional_attention", False) not in (False, "vision"):
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    mlps = (block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp)))
+    mlps = (block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp, PlainMlp)))
     mlp = next(mlps, GatedMlp())
-    key, known = _ACTIVATIONS[mlp.activation]
+    key, known = _ACTIVATIONS["xielu" if isinstance(mlp, PlainMlp) else mlp.activation]
     if (activation := read.text(key, default=known[0])) not in known:
         unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
     quantization_from_hf(read.values, family.quant_methods)

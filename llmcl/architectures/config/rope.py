@@ -70,6 +70,8 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
     rotary_dim = None
     if rope is not None and _kind(rope, family) == "proportional":  # part of the scaling settings
         share = None
+    if family.latent:  # the sizes of latent attention say it
+        share = None
     if share is not None and (factor := share.number("partial_rotary_factor", 0.0, 1e15)) != 1.0:
         rotary_dim = int(head_dim * factor)
         if not family.partial_rotation or not 2 <= rotary_dim <= head_dim or rotary_dim % 2:

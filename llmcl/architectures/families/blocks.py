@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "xielu"]
 # How a router scores experts when it does not use plain logits: a sigmoid per expert, or a softmax over all experts.
 Scoring = Literal["sigmoid", "softmax"]
 # Rotary frequencies: the model's main ones, separate ones for windowed layers, or none.

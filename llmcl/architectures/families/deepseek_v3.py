@@ -11,7 +11,8 @@ _SHARED = "mlp.shared_experts"
 
 
 def layer(settings: LayerSettings) -> Layer:
-    attention = LatentAttention(settings=settings.latent or LatentSettings(), bias=settings.bias)
+    latent = settings.latent or LatentSettings()
+    attention = LatentAttention(settings=latent, bias=settings.bias, query_scale=settings.query_scale)
     if settings.experts is None:
         return attention, GatedMlp()
     return attention, Experts(settings=settings.experts, shared=_SHARED)
@@ -22,6 +23,7 @@ FAMILY = Family(
     "deepseek2",
     layer,
     latent=True,
+    query_scale=True,  # in GGUF files of Mistral Large 3
     biases=("attention_bias",),
     fixed={"moe_layer_freq": 1, "scoring_func": "sigmoid", "topk_method": "noaux_tc"},
     experts=ExpertKeys(

@@ -136,6 +136,8 @@ class Family:
     gguf_modules: Mapping[str, str] = field(default_factory=dict)  # GGUF module names that differ from Llama's
     # GGUF layer tensors that are not a module's weight or bias
     gguf_tensors: Mapping[str, str] = field(default_factory=dict)
+    # GGUF metadata with a number per layer that safetensors hold in tensors: key, without the architecture, and tensor
+    gguf_values: Mapping[str, str] = field(default_factory=dict)
     gguf_drafting_layers: bool = False  # GGUF files may have extra layers for drafting tokens, which llmcl skips
     drafting_layers: bool = False  # same, for safetensors
     defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults for missing config.json keys if not Llama's

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from llmcl.architectures.families import deepseek_v3
 from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Layer
 from llmcl.architectures.families.family import Family, LayerSettings
 
 _V3 = deepseek_v3.FAMILY
-assert _V3.experts is not None
 
 
 def layer(settings: LayerSettings) -> Layer:
@@ -26,7 +23,7 @@ FAMILY = Family(
     biases=("attention_bias",),
     optional_head_norms=True,
     partial_rotation=True,
-    experts=replace(_V3.experts, gguf_renormalize=True),
+    experts=_V3.experts,
     stacked=_V3.stacked,
     drafting_layers=True,
     gguf_drafting_layers=True,
