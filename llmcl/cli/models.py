@@ -47,8 +47,10 @@ def _cells(example: dict[str, Any]) -> tuple[str, ...]:
 def _lines(listed: dict[str, Any]) -> list[str]:
     formats = listed["formats"]
     parts = ", ".join(f"{name} ({family})" for name, family in listed["text_parts"].items())
+    published = [family["model_type"] for family in listed["families"] if family["tested_with"] == "a published model"]
     return [
         "",
+        f"tested with a published model: {', '.join(published)}; the others with random weights, beside transformers",
         "bf16, Q4: memory of the weights, in GGUF's Q4_0 for Q4. Keys and values of the context come on top.",
         f"text part of models with images: {parts}",
         f"safetensors: {', '.join(formats['safetensors'])}",

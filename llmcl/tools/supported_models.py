@@ -46,6 +46,10 @@ _ATTENTION = {
 }
 _RECURRENT = {"conv": "short convolutions", "linear_attention": "gated delta nets"}
 _WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a window in late layers"}
+_WINDOWS["unrotated"] = "a window in layers without rotation"
+# Families of which a published model was opened and its answers compared. The others were tested with random weights,
+# in folders as transformers writes them and in GGUF files with the keys of llama.cpp's converter.
+_PUBLISHED = ("llama",)
 
 
 def supported_models() -> dict[str, Any]:
@@ -86,6 +90,7 @@ def _described(name: str, family: Family, examples: list[dict[str, Any]]) -> dic
         "gguf": family.gguf_name,
         "about": about,
         "examples": examples,
+        "tested_with": "a published model" if name in _PUBLISHED else "random weights",
         "features": _features(family),
         "safetensors": [*FLOAT_FORMATS, *(method.upper() for method in family.quant_methods or METHODS)],
     }

@@ -142,6 +142,16 @@ def test_flags_of_layers_that_do_not_rotate_are_checked(flags):
         ({"model_type": "gemma3_text", "sliding_window": 100, "sliding_window_pattern": 2}, (100, None, 100)),
         ({"model_type": "olmo3", "num_hidden_layers": 5, "sliding_window": 100}, (100, 100, 100, None, 100)),
         ({"model_type": "phi3", "sliding_window": 100}, (100, 100, 100)),
+        ({"model_type": "smollm3", "sliding_window": 100}, (None,) * 3),
+        (
+            {
+                "model_type": "smollm3",
+                "sliding_window": 100,
+                "use_sliding_window": True,
+                "no_rope_layers": [1, 0, 1],
+            },
+            (None, 100, None),
+        ),
         (
             {
                 "model_type": "gemma2",
@@ -227,7 +237,6 @@ def test_olmo3_in_a_gguf_file_is_olmo2_with_a_window():
     ("changes", "message"),
     [
         ({"model_type": "gemma3_text", "attn_logit_softcapping": 50.0}, "attn_logit_softcapping 50"),
-        ({"model_type": "smollm3", "use_sliding_window": True}, "use_sliding_window True"),
         (
             {"model_type": "olmo3", "rope_parameters": {"sliding_attention": {"rope_type": "yarn"}}},
             "'yarn' in layers with a window",

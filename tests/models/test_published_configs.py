@@ -106,6 +106,10 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek_v2 with norm_topk_prob": ("deepseek_v2", LATENT | {"topk_method": "greedy", "norm_topk_prob": True}),
     "glm4_moe_lite with biases": ("glm4_moe_lite", LATENT | {"attention_bias": True, "head_dim": 16}),
+    "smollm3 with windows": (
+        "smollm3",
+        {"use_sliding_window": True, "sliding_window": 11, "num_hidden_layers": 4},
+    ),
     "hunyuan with an alpha": (
         "hunyuan_v1_dense",
         {"rope_scaling": {"type": "dynamic", "alpha": 1000.0, "factor": 1.0}},

@@ -15,6 +15,7 @@ from llmcl.architectures.families.family import Family, LayerSettings, WindowPat
 from llmcl.errors import shown
 
 Windows = tuple[int | None, ...]  # per layer; None: no window
+SWITCHED = ("late", "switched", "unrotated")  # patterns that use_sliding_window turns on
 
 
 def family_fields(
@@ -87,5 +88,6 @@ def windows_by_pattern(pattern: WindowPattern, window: int | None, n_layers: int
     if isinstance(pattern, int):
         layers = {layer for layer in every if (layer + 1) % pattern}
     else:
-        layers = set({"none": every[:0], "all": every, "switched": every, "late": every[first:]}[pattern])
+        none = every[:0]
+        layers = set({"none": none, "all": every, "switched": every, "late": every[first:], "unrotated": none}[pattern])
     return tuple(window if layer in layers else None for layer in every)

@@ -11,6 +11,7 @@ import numpy as np
 from llmcl.architectures.config import limits
 from llmcl.architectures.config.experts import experts_from_gguf
 from llmcl.architectures.config.family_fields import (
+    SWITCHED,
     Windows,
     family_fields,
     rotations_by_interval,
@@ -195,7 +196,7 @@ def _windows(read: Reader, arch: str, family: Family, n_layers: int, max_positio
     pattern = family.windows
     default = family.defaults.get("sliding_window", 0) if isinstance(pattern, int) else 0
     window = read.size(key, limits.MAX_WINDOW, default=default, minimum=0) or None
-    if family.windows in ("late", "switched"):
+    if family.windows in SWITCHED:
         if window is not None and window < max_position:
             unsupported(f"sliding-window attention in a GGUF file of this architecture ({key} {window})")
         return (None,) * n_layers

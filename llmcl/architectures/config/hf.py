@@ -9,6 +9,7 @@ from typing import Any
 from llmcl.architectures.config import limits
 from llmcl.architectures.config.experts import experts_from_hf, hunyuan_keys
 from llmcl.architectures.config.family_fields import (
+    SWITCHED,
     Windows,
     family_fields,
     rotations_by_interval,
@@ -193,13 +194,16 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
             f"{max_position})",
             "use a version of the model without a window",
         )
-    if family.windows in ("late", "switched") and not read.flag("use_sliding_window", default=False):
+    if family.windows in SWITCHED and not read.flag("use_sliding_window", default=False):
         window = None
     first = read.size("max_window_layers", limits.MAX_LAYERS, default=0, minimum=0) if family.windows == "late" else 0
     pattern = family.windows
     layer_types = read.get("layer_types")
     if isinstance(pattern, int) and not layer_types and window is not None:
         pattern = read.size("sliding_window_pattern", limits.MAX_LAYERS, default=pattern)
+    if layer_types is None and pattern == "unrotated":
+        rotations = _rotations(read, family, (None,) * n_layers)
+        return tuple(window if rotation == "none" else None for rotation in rotations)
     if layer_types is None:
         return windows_by_pattern(pattern, window, n_layers, first)
     if not isinstance(layer_types, list):

@@ -20,8 +20,9 @@ from llmcl.architectures.families.latent import LatentSettings
 from llmcl.architectures.families.recurrent import RecurrentSettings
 
 # Which layers have a sliding window: none, all, or all but every n-th. With use_sliding_window: layers from
-# max_window_layers on ("late") or all ("switched"). A `layer_types` list in config.json takes precedence.
-WindowPattern = Literal["none", "all", "late", "switched"] | int
+# max_window_layers on ("late"), all ("switched"), or layers without rotation ("unrotated"). A `layer_types` list in
+# config.json takes precedence.
+WindowPattern = Literal["none", "all", "late", "switched", "unrotated"] | int
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ FAMILY = Family(
     "SmolLM3ForCausalLM",
     "smollm3",
     biases=("attention_bias", "mlp_bias"),
-    refused=("use_sliding_window",),
+    windows="unrotated",
     unrotated_layers=True,
     gguf_interleaves_rope=True,
     defaults={
