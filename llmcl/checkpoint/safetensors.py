@@ -23,6 +23,7 @@ from llmcl.architectures.families import FAMILIES, TEXT_PARTS
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, read_view, reading
 from llmcl.checkpoint.interleaved import interleaved_parts, transposed_parts
 from llmcl.checkpoint.latent import split_latents
+from llmcl.checkpoint.made_norms import with_made_norms
 from llmcl.checkpoint.packed import warn_if_expanded, with_scales
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
@@ -86,7 +87,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     stored = _renamed(stored, family.modules)
     if family.drafting_layers:
         stored = {name: tensor for name, tensor in stored.items() if not _is_behind(name, config.n_layers)}
-    stored = split_latents(stored, config)
+    stored = with_made_norms(split_latents(stored, config), family, config)
     checkpoint = Checkpoint(name, folder, _with_head(config, stored), stored)
     if is_packed:
         warn_if_expanded(checkpoint.tensors.values(), stored)

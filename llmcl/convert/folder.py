@@ -52,7 +52,7 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
             f"a folder cannot be made of the architecture {checkpoint.config.architecture!r}, whose tensors hold "
             "several matrices each; use --quantize while loading it, or a GGUF file"
         )
-    if FAMILIES[checkpoint.config.architecture].recurrent is not None:
+    if family.recurrent is not None or family.modules or family.shifted_norms:
         raise UnsupportedModelError(
             f"a folder cannot be made of the architecture {checkpoint.config.architecture!r}, whose tensors have other "
             "names or shapes there; use --quantize while loading it, or a GGUF file"

@@ -123,7 +123,7 @@ def activation_shapes(
         some["expert_outputs"] = chunk, top_k, config.hidden_size
     if any(block.own_norms for block in mixtures):
         some["expert_sums"] = chunk, config.hidden_size
-    if any(isinstance(block, Attention) and block.gated for block in blocks):
+    if any(isinstance(block, Attention) and (block.gated or block.gate_module) for block in blocks):
         some["attention_gate"] = chunk, config.query_values
     for block in blocks:
         if isinstance(block, LatentAttention):

@@ -42,6 +42,7 @@ class AttentionBlock(BoundBlock):
     heads: Heads
     value_norms: bool = False
     norms_after_rotation: bool = False
+    has_post_norm_eps: bool = False  # see `ModelConfig.post_norm_eps`
 
     @property
     def first_product(self) -> Weight | None:
@@ -51,6 +52,8 @@ class AttentionBlock(BoundBlock):
     def why_separate(self) -> str | None:
         if self.norms_after_rotation:
             return "its heads are normalised after their rotation"
+        if self.has_post_norm_eps:
+            return "its norms after blocks have an eps of their own"
         return "its values are normalised" if self.value_norms else None
 
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:

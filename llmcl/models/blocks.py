@@ -9,6 +9,7 @@ from typing import Any
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import blocks
 from llmcl.architectures.families.latent import LatentAttention
+from llmcl.architectures.families.normalize import Normalize
 from llmcl.architectures.families.parallel import Center, ParallelAttention
 from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
@@ -21,6 +22,7 @@ from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
+from llmcl.models.normalize_block import NormalizeBlock, NormalizeWeights
 from llmcl.models.parallel_block import CenterBlock, ParallelBlock, ParallelWeights
 from llmcl.models.plain_mlp import PlainMlpBlock, PlainMlpWeights
 from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
@@ -160,6 +162,7 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     ParallelAttention: ParallelWeights,
     Center: BlockWeights,
     PlainMlp: PlainMlpWeights,
+    Normalize: NormalizeWeights,
     blocks.Factor: FactorWeights,
     blocks.LayerInput: LayerInputWeights,
     blocks.GatedMlp: MlpWeights,
@@ -193,7 +196,9 @@ def bind_block(
         assert isinstance(weights, AttentionWeights)
         if isinstance(weights, ParallelWeights):
             return ParallelBlock(weights, k, v, mods, block.rotation, heads)
-        return AttentionBlock(weights, k, v, mods, block.rotation, heads, block.value_norms, block.norms_after_rotation)
+        has_eps = config.post_norm_eps is not None
+        flags = block.value_norms, block.norms_after_rotation, has_eps
+        return AttentionBlock(weights, k, v, mods, block.rotation, heads, *flags)
     if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
         return DeltaNetBlock(weights, states, block.settings)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
@@ -205,6 +210,8 @@ def bind_block(
         )
     if isinstance(block, PlainMlp) and isinstance(weights, PlainMlpWeights):
         return PlainMlpBlock(weights)
+    if isinstance(block, Normalize) and isinstance(weights, NormalizeWeights):
+        return NormalizeBlock(weights)
     if isinstance(block, Center):
         return CenterBlock(weights)
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):

@@ -99,7 +99,9 @@ class LayerOps(StepContext, ABC):
         if bias is not None:
             launches += add_bias(self.device, target, bias)
         if post_norm is not None:
-            launches += rms_norm(self.device, target, post_norm, act.x, self.config.rms_norm_eps, add=True)
+            config = self.config
+            eps = config.rms_norm_eps if config.post_norm_eps is None else config.post_norm_eps
+            launches += rms_norm(self.device, target, post_norm, act.x, eps, add=True)
         return launches
 
     def biased_gate(self, norm: Buffer | None, weight: Weight, bias: Buffer, gate: str) -> list[Launch]:

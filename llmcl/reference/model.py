@@ -21,6 +21,7 @@ from llmcl.architectures.families.blocks import (
     layer_name,
 )
 from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
+from llmcl.architectures.families.normalize import WEIGHTS, Normalize
 from llmcl.architectures.families.parallel import MLP, Center, ParallelAttention
 from llmcl.architectures.families.plain_mlp import CURVE, PlainMlp
 from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
@@ -70,8 +71,9 @@ def forward(
     def cached(x: Array) -> Array:
         return x if kv_dtype is None else round_to(x, kv_dtype)
 
-    def norm(x: Array, name: str) -> Array:
-        return stored(rms_norm(x, wide(weights[f"{name}.weight"]) + config.norm_offset, config.rms_norm_eps))
+    def norm(x: Array, name: str, eps: float | None = None) -> Array:
+        eps = config.rms_norm_eps if eps is None else eps
+        return stored(rms_norm(x, wide(weights[f"{name}.weight"]) + config.norm_offset, eps))
 
     def biased(x: Array, name: str) -> Array:
         """Multiplies by the named module (`_proj` left out) and adds its bias, if any."""
@@ -110,6 +112,8 @@ def forward(
             names = "q" if block.keys_of is not None else "qkk" if block.keys_as_values else "qkv"
             q, *keys_values = (project(x, f"{layer}self_attn.{name}").reshape(n, -1, heads.size) for name in names)
         gate = q[:, 1::2] if block.gated else None
+        if block.gate_module is not None:
+            gate = project(x, layer + block.gate_module).reshape(q.shape)
         q = q[:, ::2] if block.gated else q
         if block.row_norms:
             q = norm(q.reshape(n, -1), layer + "self_attn.q_norm").reshape(q.shape)
@@ -285,6 +289,8 @@ def forward(
             return scale_rows(hidden, weights[layer + block.tensor])
         if isinstance(block, Center):
             return center_rows(hidden)
+        if isinstance(block, Normalize):
+            return rms_norm(hidden, weights[layer + WEIGHTS], config.rms_norm_eps)
         if isinstance(block, LayerInput):
             x = take_input(block, layer, hidden, given[:, i])
         elif isinstance(block, Experts) and block.own_norms is not None:
@@ -293,7 +299,7 @@ def forward(
             x = hidden if block.norm is None else norm(hidden, layer + block.norm)
             x = compute[type(block)](block, layer, x)
         if block.post_norm is not None:
-            x = norm(stored(x), layer + block.post_norm)
+            x = norm(stored(x), layer + block.post_norm, config.post_norm_eps)
         return hidden + x * config.residual_scale
 
     hidden = stored(embed(weights["model.embed_tokens.weight"], token_ids) * config.embedding_scale)

@@ -43,6 +43,7 @@ _ATTENTION = {
     "query_scale": "scores that grow with the position",
     "sinks": "sinks",
     "gated": "an output gate",
+    "gate_module": "an output gate of its own",
 }
 _RECURRENT = {"conv": "short convolutions", "linear_attention": "gated delta nets"}
 _WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a window in late layers"}

@@ -64,6 +64,9 @@ def test_every_family_has_the_defaults_of_transformers():
         if hasattr(theirs, "kv_lora_rank"):
             stretch = 0.1 * math.log(rope.get("factor", 1.0)) + 1.0  # of YaRN, which one has by default
             usual = pytest.approx(stretch**2 * (theirs.qk_nope_head_dim + theirs.qk_rope_head_dim) ** -0.5)
+        if hasattr(theirs, "qk_scale_factor"):
+            usual = theirs.qk_scale_factor * theirs.head_dim**-0.5
+            assert (config.logit_scale, config.post_norm_eps) == (theirs.output_multiplier, theirs.post_norm_eps)
         assert config.attention_scale == (usual if scalar is None else scalar**-0.5), model_type
         window = getattr(theirs, "sliding_window", None)
         types = getattr(theirs, "layer_types", None) or ["sliding_attention"] * 30

@@ -89,6 +89,24 @@ def test_command_r7b() -> None:
         config_from_hf({**COMMAND_R7B, "rotary_pct": 0.5})
 
 
+def test_muse_glimmer_counts_from_its_last_layer() -> None:
+    text: dict[str, Any] = {
+        **{"model_type": "muse_glimmer_text", "hidden_size": 6656, "intermediate_size": 19968, "num_hidden_layers": 6},
+        **{"num_attention_heads": 32, "vocab_size": 202048},
+    }
+    config = config_from_hf({"model_type": "muse_glimmer", "text_config": text, "vision_config": {}})
+    assert windows_of(config) == (2048, None, 2048, 2048, 2048, None)
+    assert [config.attention(i).rotation for i in (0, 1, 5)] == ["main", "none", "none"]
+    assert [len(layer) for layer in config.layers] == [3, 2, 2, 2, 2, 2] and config.post_norm_eps == 1e-8
+    thetas = [1e4, 1e4, 1e4, 1e4, 1e4, 0]
+    config = config_from_hf({**text, "layer_rope_theta": thetas})
+    assert [config.attention(i).rotation for i in (0, 1, 5)] == ["main", "main", "none"]
+    with pytest.raises(UnsupportedModelError, match="rotary settings that differ between layers"):
+        config_from_hf({**text, "layer_rope_theta": [5e5, *thetas[1:]]})
+    with pytest.raises(CheckpointError, match=r"layer_rope_theta is .*, expected a number for each of 6 layers"):
+        config_from_hf({**text, "layer_rope_theta": [0]})
+
+
 def test_glm_45_air() -> None:
     config = config_from_hf(GLM_45_AIR)
     assert config.rotary_dim == 64 and config.rope_theta == 1e6 and config.n_layers == 46

@@ -13,6 +13,8 @@ from late_kernels import compile_when_used
 from safetensors.numpy import load_file, save_file
 
 import llmcl
+from llmcl import reference
+from llmcl.checkpoint import open_checkpoint
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
@@ -52,6 +54,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 # One position on each of three axes, which are equal in text.
 AXES = {"type": "mrope", "mrope_section": [2, 3, 3]}
 INTERLEAVED_AXES = {"rope_type": "default", "mrope_interleaved": True, "mrope_section": [6, 5, 5]}
+MUSE_TOWER = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
 QWEN_TOWER = {"depth": 1, "hidden_size": 32, "num_heads": 2, "intermediate_size": 32, "out_hidden_size": 64}
 TOWER = {
     "model_type": "pixtral",
@@ -118,6 +121,13 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
         "cohere2",
         {"attention_bias": True, "head_dim": None, "sliding_window": 9, "num_hidden_layers": 4},
     ),
+    "muse_glimmer": (
+        "muse_glimmer",
+        {
+            "text_config": SIZES
+            | {"sliding_window": 11, "num_hidden_layers": 5, "attention_bias": True, "qk_scale_factor": 2.5}
+        },
+    ),
     "qwen3_vl": ("qwen3_vl", {"text_config": SIZES | {"rope_scaling": INTERLEAVED_AXES}, "tie_word_embeddings": True}),
     "qwen3_vl_moe": (
         "qwen3_vl_moe",
@@ -140,8 +150,12 @@ def random_model(model_type: str, settings: dict[str, Any]) -> Any:
     import transformers
 
     if "text_config" in settings:
-        tower = {"vision_config": QWEN_TOWER} if model_type.startswith("qwen") else {"vision_config": TOWER}
-        settings = settings | tower | ({} if model_type.startswith("qwen") else {"image_token_index": 10})
+        others = {"vision_config": TOWER, "image_token_index": 10}
+        if model_type.startswith("qwen"):
+            others = {"vision_config": QWEN_TOWER}
+        if model_type == "muse_glimmer":
+            others = {"vision_config": MUSE_TOWER, "out_hidden_size": 128, "projector_hidden_size": 32}
+        settings = settings | others
         kind = transformers.AutoModelForImageTextToText
     else:
         settings, kind = SIZES | settings, transformers.AutoModelForCausalLM
@@ -159,6 +173,21 @@ def saved(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     ascii_tokenizer().save(str(folder / "tokenizer.json"))
     return folder
+
+
+@pytest.mark.slow
+def test_muse_glimmer_decodes_as_transformers_does(default_device: Device, tmp_path: Path) -> None:
+    """Token by token, behind a window and behind none, and in the twin."""
+    model = random_model(*CONFIGS["muse_glimmer"])
+    folder = saved(model, tmp_path / "model")
+    ids = np.random.default_rng(0).integers(5, 99, 40).tolist()
+    with llmcl.load(str(folder), device=default_device, dtype="float32", max_context=128) as llm:
+        answer = llm.generate(ids, max_tokens=20, ignore_eos=True).token_ids
+    expected = transformers_logits(model, [*ids, *answer])
+    assert answer == expected[len(ids) - 1 : -1].argmax(axis=-1).tolist()
+    with open_checkpoint(str(folder)) as checkpoint:
+        weights = {name: checkpoint.array(name) for name in checkpoint.tensors}
+        assert relative_error(reference.forward(checkpoint.config, weights, [*ids, *answer]), expected) < BOUND
 
 
 @pytest.mark.slow

@@ -47,6 +47,9 @@ def family_fields(
         "logit_soft_cap": soft_cap("final_logit_softcapping"),
         "attention_scale": attention_scale,
     }
+    if family.output_multiplier:
+        fields["logit_scale"] = read.number("output_multiplier", 0.0, MAX_SCALE)
+        fields["post_norm_eps"] = read.number("post_norm_eps", 0.0, 1.0)
     if family.logit_scale:
         fields["logit_scale"] = read.number(f"{prefix}logit_scale", 0.0, MAX_SCALE)
     return fields | (_multipliers(read, prefix) if family.multipliers else {})
@@ -68,6 +71,11 @@ def _multipliers(read: Reader, prefix: str) -> dict[str, float | None]:
         "attention_scale": None if is_usual else scale(attention),
         "logit_scale": 1.0 / scale(logits),
     }
+
+
+def ends_of(n_layers: int) -> list[dict[str, Any]]:
+    """Returns, per layer, the fields of `LayerSettings` for the first and the last layer."""
+    return [{"is_first": i == 0, "is_last": i == n_layers - 1} for i in range(n_layers)]
 
 
 def rotations_by_interval(interval: int, n_layers: int) -> list[Rotation]:

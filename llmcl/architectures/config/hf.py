@@ -11,6 +11,7 @@ from llmcl.architectures.config.experts import experts_from_hf, hunyuan_keys
 from llmcl.architectures.config.family_fields import (
     SWITCHED,
     Windows,
+    ends_of,
     family_fields,
     rotations_by_interval,
     rotations_by_window,
@@ -22,6 +23,7 @@ from llmcl.architectures.config.layer_inputs import input_size_from_hf, keys_of_
 from llmcl.architectures.config.lfm2 import lfm2_keys
 from llmcl.architectures.config.missing import refuse_architecture
 from llmcl.architectures.config.model_config import ModelConfig, checked
+from llmcl.architectures.config.muse_glimmer import muse_keys
 from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.config.recurrent import recurrent_from_hf
@@ -41,7 +43,12 @@ _BESIDE_TEXT_CONFIG = (
 )
 _DTYPES = ("float32", "float16", "bfloat16")
 # Families with unusual keys for Llama's values.
-_OTHER_KEYS = {"hunyuan_v1_moe": hunyuan_keys, "lfm2": lfm2_keys, "minimax_m2": rotary_dim_keys}
+_OTHER_KEYS = {
+    "hunyuan_v1_moe": hunyuan_keys,
+    "lfm2": lfm2_keys,
+    "minimax_m2": rotary_dim_keys,
+    "muse_glimmer_text": muse_keys,
+}
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
@@ -84,6 +91,8 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     attention_scale = family.attention_scale
     if family.query_pre_attn_scalar:
         attention_scale = read.number("query_pre_attn_scalar", 0.0, limits.MAX_INTERMEDIATE) ** -0.5
+    if family.output_multiplier:
+        attention_scale = read.number("qk_scale_factor", 0.0, limits.MAX_SCALE) * head_dim**-0.5
     heads = Heads(read.size("num_key_value_heads", limits.MAX_HEADS, default=n_q_heads), head_dim)
     if (latent := latent_from_hf(read, family)) is not None:
         heads = Heads(1, latent.width)
@@ -163,8 +172,8 @@ def _settings(
         "input_size": [input_size] * n_layers,
     }
     return [
-        LayerSettings(is_last=i == n_layers - 1, **flags, **{name: values[i] for name, values in of_layers.items()})
-        for i in range(n_layers)
+        LayerSettings(**ends, **flags, **{name: values[i] for name, values in of_layers.items()})
+        for i, ends in enumerate(ends_of(n_layers))
     ]
 
 

@@ -49,6 +49,7 @@ class ModelConfig:
     attention_scale: float | None = None  # factor on scores; None: 1/sqrt(head_dim)
     logit_scale: float = 1.0  # factor on logits
     logit_soft_cap: float | None = None  # c in c tanh(logit / c)
+    post_norm_eps: float | None = None  # eps of norms after blocks; None: rms_norm_eps
     rotary_dim: int | None = None  # leading head dimensions that rotate; None: all
     local_rope_theta: float | None = None  # theta for rotation "local", never scaled; None: no such layers
     layer_input_size: int = 0  # size of the per-layer token input, a sum of an embedding and a projection; 0: none

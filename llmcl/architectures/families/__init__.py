@@ -1,7 +1,7 @@
 """The supported model families, each in a file named after config.json's `model_type` and declaring `FAMILY`.
 
-`blocks.py`, `latent.py`, `parallel.py`, `plain_mlp.py` and `recurrent.py` define blocks for layers, `family.py` the
-declaration.
+`blocks.py`, `latent.py`, `normalize.py`, `parallel.py`, `plain_mlp.py` and `recurrent.py` define blocks for layers,
+`family.py` the declaration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from llmcl.architectures.families.family import Family
 
-_NO_FAMILIES = ("blocks", "family", "latent", "parallel", "plain_mlp", "recurrent")
+_NO_FAMILIES = ("blocks", "family", "latent", "normalize", "parallel", "plain_mlp", "recurrent")
 
 FAMILIES: dict[str, Family] = {
     name: import_module(f"{__name__}.{name}").FAMILY
@@ -35,6 +35,7 @@ TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
     "gemma4": TextPart("Gemma4ForConditionalGeneration", "gemma4_text", tied=True),
     "gemma4_unified": TextPart("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", tied=True),
+    "muse_glimmer": TextPart("MuseGlimmerForConditionalGeneration", "muse_glimmer_text", tied=False),
     "qwen2_vl": TextPart("Qwen2VLForConditionalGeneration", "qwen2_vl_text", tied=False, flat=True),
     "qwen2_5_vl": TextPart("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", tied=False, flat=True),
     "qwen3_vl": TextPart("Qwen3VLForConditionalGeneration", "qwen3_vl_text", tied=False),

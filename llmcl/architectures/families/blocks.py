@@ -156,6 +156,7 @@ class Attention(Block):
     norm: str | None = "input_layernorm"
     fused: bool = False  # queries, keys and values are projected by one tensor
     gated: bool = False  # output times sigmoid of a second projection, whose rows follow the query rows of each head
+    gate_module: str | None = None  # the same, with a projection of its own; None: see gated
     bias: bool = False  # bias on the query, key and value projections
     output_bias: bool = False  # bias on the output projection
     head_norms: bool = False  # RMS norm of each query and key head before rotation
@@ -192,6 +193,8 @@ class Attention(Block):
         }
         if self.gated:
             plans["gate"] = MatrixPlan("attention gate", sizes.hidden_size, names[:1], (q,), row_runs=(of_gate,))
+        if self.gate_module is not None:
+            plans["gate"] = MatrixPlan("attention gate", sizes.hidden_size, (f"{self.gate_module}.weight",), (q,))
         return plans
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:

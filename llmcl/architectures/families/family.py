@@ -38,6 +38,7 @@ class LayerSettings:
     mlp_bias: bool = False  # see `GatedMlp.bias`
     experts: ExpertSettings | None = None  # None: no mixture of experts
     recurrent: RecurrentSettings | None = None  # block in place of attention; None: attention
+    is_first: bool = False
     is_last: bool = False
     heads: Heads | None = None
     keys_as_values: bool = False
@@ -88,6 +89,7 @@ class Family:
     norm_offset: float = 0.0  # added to norm weights from safetensors (GGUF files hold the sum)
     scaled_embedding: bool = False  # embeddings times sqrt(hidden_size)
     layer_norms: bool = False  # norms subtract the mean (`Center`); reads layer_norm_eps
+    output_multiplier: bool = False  # reads output_multiplier, qk_scale_factor and post_norm_eps
     logit_scale: bool = False  # reads logit_scale, a factor on the logits
     soft_caps: bool = False  # reads attn_logit_softcapping and final_logit_softcapping
     query_pre_attn_scalar: bool = False  # reads query_pre_attn_scalar n: scores times n^-1/2
@@ -125,6 +127,9 @@ class Family:
     modules: Mapping[str, str] = field(default_factory=dict)
     # like stacked, for expert rows that alternate (`llmcl/checkpoint/interleaved.py`)
     interleaved: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shifted_norms: tuple[str, ...] = ()  # modules of norms that safetensors hold without the 1; see also norm_offset
+    # ends of norm weights that safetensors lack, with their value
+    constants: Mapping[str, float] = field(default_factory=dict)
     # like stacked, for transposed tensors: the columns of an expert are the rows of its parts
     transposed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_windowed: str | None = None  # family of GGUF files with the same name and a window
