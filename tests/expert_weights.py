@@ -33,7 +33,8 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
             return np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(n)])
 
         granite = config.architecture.startswith("granite")
-        prefix = layer_name(i, "block_sparse_moe." if granite else "" if block.own_norms else "mlp.")
+        usual = "feed_forward." if config.architecture == "lfm2_moe" else "mlp."
+        prefix = layer_name(i, "block_sparse_moe." if granite else "" if block.own_norms else usual)
         stacked[f"{prefix}experts.gate_up_proj"] = np.concatenate([experts(block.gate), experts(block.up)], axis=1)
         stacked[f"{prefix}experts.down_proj"] = experts(block.down)
         router = stacked.pop(layer_name(i, f"{block.router}.weight"))
@@ -85,6 +86,8 @@ def write_scores(writer: GGUFWriter, config: ModelConfig) -> None:
     if config.architecture == "minimax_m2":
         return
     writer.add_leading_dense_block_count(min(mixtures))
+    if config.architecture == "lfm2_moe":
+        return
     writer.add_expert_shared_count(experts.shared_size // experts.size)
     if config.architecture == "ernie4_5_moe":
         writer.add_interleave_moe_layer_step(1)

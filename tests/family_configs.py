@@ -118,6 +118,8 @@ BY_SIGMOIDS, IN_GROUPS = Scores(scale=1.8), Scores(n_groups=4, top_groups=2, sca
 IN_THREE = dataclasses.replace(IN_GROUPS, n_groups=3)
 BY_SOFTMAX = Scores("softmax", n_groups=3, top_groups=2, scale=2.0, corrected=False)
 SCALED_SOFTMAX = Scores("softmax", scale=2.0, corrected=False)
+BY_BIASES = ExpertSettings(6, 2, 48, scores=Scores())
+BY_PLAIN_SIGMOIDS = ExpertSettings(9, 4, 32, renormalize=False, scores=Scores(scale=1.5, corrected=False))
 
 BY_CORRECTED_SOFTMAX = Scores("softmax")
 
@@ -227,6 +229,24 @@ FAMILIES: dict[str, ModelConfig] = {
     "lfm2-long": small_config(
         architecture="lfm2",
         settings=[LayerSettings(recurrent=length) for length in (None, ShortConvSettings(5), ShortConvSettings(5))],
+    ),
+    "lfm2-biases": small_config(
+        architecture="lfm2",
+        settings=[LayerSettings(recurrent=length) for length in (ShortConvSettings(3, bias=True), None)],
+    ),
+    "lfm2_moe": small_config(
+        architecture="lfm2_moe",
+        settings=[
+            LayerSettings(recurrent=length, experts=experts)
+            for length, experts in ((SHORT, None), (None, BY_BIASES), (SHORT, BY_BIASES))
+        ],
+        tie_embeddings=True,
+    ),
+    "lfm2_moe-plain": small_config(  # without a bias, and weights that do not add up to 1
+        architecture="lfm2_moe",
+        settings=[LayerSettings(recurrent=length, experts=BY_PLAIN_SIGMOIDS) for length in (SHORT, None)],
+        **GROUPED,
+        tie_embeddings=True,
     ),
     "qwen3_5_text": small_config(
         architecture="qwen3_5_text",
@@ -540,6 +560,9 @@ NOT_IN_GGUF = (
     "glm4_moe_lite-odd",
     "deepseek_v3-odd",
     "smollm3-biases",
+    "lfm2-biases",  # which no key or tensor of the format has
+    "lfm2_moe-plain",  # llama.cpp's converter writes neither of its settings
+    "lfm2_moe-grouped",  # whose files have no output head
     "olmo2-biases",
     "qwen2-windows",
     "qwen3_moe-some",

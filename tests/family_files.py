@@ -239,6 +239,7 @@ def gguf_tensors(
         if interleaves and name.endswith(("q_proj.weight", "k_proj.weight", "q_proj.bias", "k_proj.bias")):
             halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])
             stored = halves.swapaxes(1, 2).reshape(stored.shape)
+        name += ".bias" if name.endswith(".expert_bias") else ""
         gguf_name = own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         gguf_name += ".weight" if name.endswith((".sinks", ".layer_scalar")) else ""

@@ -238,7 +238,13 @@ def transformers_class(config: ModelConfig) -> Any:
         options |= {keys.renormalize: of.renormalize} if isinstance(keys.renormalize, str) else {}
         options |= {} if keys.shared_size is None else {keys.shared_size: of.shared_size}
         options |= latent_options(config) | expert_options(config)
-        if len(experts) < config.n_layers and keys.dense_layers is None:
+        if config.architecture == "lfm2_moe":
+            options |= {
+                "num_dense_layers": min(experts),
+                "use_expert_bias": of.scores is not None and of.scores.corrected,
+            }
+            options["routed_scaling_factor"] = 1.0 if of.scores is None else of.scores.scale
+        elif len(experts) < config.n_layers and keys.dense_layers is None:
             options["mlp_only_layers"] = [i for i in range(config.n_layers) if i not in experts]
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)

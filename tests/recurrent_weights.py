@@ -44,7 +44,7 @@ def recurrent_options(config: ModelConfig) -> dict[str, Any]:
     block = next(iter(blocks.values()))
     if isinstance(block, ShortConv):
         options |= {"conv_L_cache": block.settings.length, "block_auto_adjust_ff_dim": False}
-        options |= {"norm_eps": config.rms_norm_eps}
+        options |= {"norm_eps": config.rms_norm_eps, "conv_bias": block.settings.bias}
     if isinstance(block, DeltaNet):
         of = block.settings
         options |= {"linear_num_key_heads": of.n_k, "linear_num_value_heads": of.n_v}

@@ -31,6 +31,7 @@ _ROUTERS = (
     ".block_sparse_moe.gate.weight",
     ".router.layer.weight",
     ".router.proj.weight",
+    ".feed_forward.gate.weight",
     ".ffn_gate_inp.weight",
     ".ffn_gate_inp_shexp.weight",
 )

@@ -14,6 +14,7 @@ from llmcl.kernels.common.persistent import RecurrentMixer
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.layer_ops import LayerOps
+from llmcl.ops.add_bias import add_bias
 from llmcl.ops.delta_net import DeltaBuffers, delta_net
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.ops.short_conv import short_conv
@@ -31,6 +32,8 @@ def checked_ops(config: ModelConfig) -> list[str]:
 class MixerWeights(BlockWeights):
     projection: Weight
     output: Weight
+    projection_bias: Buffer | None  # float32 [rows of the projection]
+    output_bias: Buffer | None  # float32 [hidden]
 
 
 @dataclass(frozen=True)
@@ -53,19 +56,30 @@ class MixerBlock(BoundBlock):
     def mixer(self) -> RecurrentMixer:
         """Describes the mixer between the projections, for kernels that run whole layers."""
 
+    @property
+    def why_separate(self) -> str | None:
+        return None if self.weights.projection_bias is None else "its projections have biases"
+
+    def project(self, ops: LayerOps) -> Iterator[Launch]:
+        """Fills act.mixer_in with the projection of the normalised rows."""
+        weights, rows = self.weights, ops.act.of("mixer_in")
+        yield from ops.norm_linear(weights.norm, weights.projection, rows)
+        if weights.projection_bias is not None:
+            yield from add_bias(ops.device, rows, weights.projection_bias)
+
     def kept(self, ops: LayerOps) -> tuple[Buffer, int]:
         return ops.act.of("mixed"), self.weights.output.k
 
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights = self.weights
-        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, None)
+        yield from ops.add_linear(ops.act.of("mixed"), weights.output, weights.post_norm, weights.output_bias)
 
 
 @dataclass(frozen=True)
 class ShortConvWeights(MixerWeights):
     """projection [3 hidden, hidden], output [hidden, hidden]."""
 
-    conv: Buffer  # float32 [length, hidden], oldest input first
+    conv: Buffer  # float32 [length, hidden], oldest input first; with a bias, it is one more row
 
 
 @dataclass(frozen=True)
@@ -82,17 +96,17 @@ class ShortConvBlock(MixerBlock):
 
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act = self.weights, ops.act
-        rows = act.of("mixer_in")
-        yield from ops.norm_linear(weights.norm, weights.projection, rows)
-        sizes = {"channels": weights.output.k, "length": self.settings.length}
+        yield from self.project(ops)
         yield from short_conv(
             ops.device,
-            rows,
+            act.of("mixer_in"),
             weights.conv,
             ops.step,
             self.states["conv"],
             act.of("mixed"),
-            **sizes,
+            channels=weights.output.k,
+            length=self.settings.length,
+            bias=self.settings.bias,
             each_alone=ops.attention.each_alone,
         )
 
@@ -126,7 +140,7 @@ class DeltaNetBlock(MixerBlock):
     def keep(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, step = self.weights, ops.act, ops.step
         rows, qkv, gates, mixed = (act.of(name) for name in ("mixer_in", "mixer_qkv", "mixer_gates", "mixed"))
-        yield from ops.norm_linear(weights.norm, weights.projection, rows)
+        yield from self.project(ops)
         layer_buffers = weights.conv, weights.scalars, weights.gated_norm, self.states["conv"], self.states["matrix"]
         buffers = DeltaBuffers(*layer_buffers, rows, qkv, gates, mixed)
         shape, eps = delta_shape(self.settings), ops.config.rms_norm_eps

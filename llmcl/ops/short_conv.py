@@ -22,10 +22,11 @@ def short_conv(
     channels: int,
     length: int,
     each_alone: bool,
+    bias: bool = False,
 ) -> list[Launch]:
     """Computes out[t] = c[t] conv(b x)[t], and each sequence's new state.
 
-    rows float32 [n, 3, channels]: b, c, x; weights float32 [length, channels]; states float32
+    rows float32 [n, 3, channels]: b, c, x; weights float32 [length, channels], with a bias one row more; states float32
     [slots, length - 1, channels]: the last inputs b x, oldest first; out float32 [n, channels]; channels a multiple of
     16, length 2 or more. each_alone: each row is a sequence's only token; otherwise the rows are consecutive tokens of
     a single sequence.
@@ -37,7 +38,7 @@ def short_conv(
     launches = op_launches(
         device,
         "short_conv",
-        {**constants, "EACH_ALONE": each_alone},
+        {**constants, "EACH_ALONE": each_alone, "CONV_BIAS": bias},
         [rows, weights, step.state, states, out],
         groups=lambda n: (groups, n),
         local=(sizes["LOCAL_SIZE"], 1),

@@ -237,10 +237,10 @@ def forward(
         return linear(rows, weights[f"{layer}{block.shared}.down_proj.weight"])
 
     def convolve(block: ShortConv, layer: str, x: Array) -> Array:
-        rows = stored(linear(x, weights[layer + "conv.in_proj.weight"])).reshape(n, 3, -1)
+        rows = stored(biased(x, layer + "conv.in")).reshape(n, 3, -1)
         taps = wide(weights[layer + "conv.conv.weight"]).T
-        y, _ = short_conv(rows, taps, np.zeros_like(taps[1:]))
-        return linear(stored(y), weights[layer + "conv.out_proj.weight"])
+        y, _ = short_conv(rows, taps, np.zeros_like(taps[1:]), weights.get(layer + "conv.conv.bias"))
+        return biased(stored(y), layer + "conv.out")
 
     def delta_net(block: DeltaNet, layer: str, x: Array) -> Array:
         settings, prefix = block.settings, layer + "linear_attn."

@@ -8,8 +8,8 @@ from llmcl.reference.arrays import Array, Float64, wide
 from llmcl.reference.layers import rms_norm, swiglu
 
 
-def causal_conv(u: Array, weights: Array, state: Array) -> tuple[Float64, Float64]:
-    """Convolves each channel with its last inputs: y[t] = sum_j weights[j] u[t - length + 1 + j].
+def causal_conv(u: Array, weights: Array, state: Array, bias: Array | None = None) -> tuple[Float64, Float64]:
+    """Convolves each channel with its last inputs: y[t] = sum_j weights[j] u[t - length + 1 + j] + bias.
 
     u [n, channels], weights [length, channels], state [length - 1, channels]: the inputs before u, 0 before a text -> y
     [n, channels] and the state after u.
@@ -17,13 +17,14 @@ def causal_conv(u: Array, weights: Array, state: Array) -> tuple[Float64, Float6
     length = len(weights)
     inputs = np.concatenate([wide(state), wide(u)])
     y = sum(wide(weights[j]) * inputs[j : j + len(u)] for j in range(length))
+    y = y if bias is None else y + wide(bias)
     return np.asarray(y), inputs[len(inputs) - (length - 1) :]
 
 
-def short_conv(rows: Array, weights: Array, state: Array) -> tuple[Float64, Float64]:
-    """c conv(b x): rows [n, 3, channels] with b, c, x; weights, state as in causal_conv -> [n, channels], new state."""
+def short_conv(rows: Array, weights: Array, state: Array, bias: Array | None = None) -> tuple[Float64, Float64]:
+    """c conv(b x): rows [n, 3, channels] with b, c, x; the rest as in causal_conv -> [n, channels], new state."""
     b, c, x = np.moveaxis(wide(rows), 1, 0)
-    y, state = causal_conv(b * x, weights, state)
+    y, state = causal_conv(b * x, weights, state, bias)
     return c * y, state
 
 

@@ -31,8 +31,9 @@ def short_conv_error(device: Device) -> float:
     errors = []
     for step, part in _steps(device):
         device.write(inputs, rows[part])
-        n, sizes = part.stop - part.start, {"channels": channels, "length": length}
-        _run(short_conv(device, inputs, taps, step, states, out, **sizes, each_alone=n == 1), n)
+        n = part.stop - part.start
+        operands = inputs, taps, step, states, out
+        _run(short_conv(device, *operands, channels=channels, length=length, each_alone=n == 1), n)
         errors.append(relative_error(device.read(out, np.float32, (n, channels)), expected[part]))
     return max(*errors, relative_error(device.read(states, np.float32, state.shape), state))
 

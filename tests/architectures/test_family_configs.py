@@ -48,7 +48,7 @@ def test_every_family_has_the_defaults_of_transformers():
             assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
         assert config.tie_embeddings == getattr(theirs, "tie_word_embeddings", False), model_type
-        eps_key = {"lfm2": "norm_eps", "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps"}
+        eps_key = {"lfm2": "norm_eps", "lfm2_moe": "norm_eps", "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps"}
         assert config.rms_norm_eps == getattr(theirs, eps_key.get(model_type, "rms_norm_eps")), model_type
         assert config.logit_scale == getattr(theirs, "logit_scale", None) or not family.logit_scale, model_type
         rope = theirs.rope_parameters
@@ -392,8 +392,8 @@ def test_lfm2_says_which_layers_have_attention():
     for wrong in (["conv"], ["conv", "mamba", "conv"], "conv"):
         with pytest.raises((CheckpointError, UnsupportedModelError), match="layer_types"):
             lfm2(layer_types=wrong)
-    with pytest.raises(UnsupportedModelError, match="conv_bias"):
-        lfm2(conv_bias=True)
+    for has_bias in (True, False):
+        assert lfm2(layer_types=kinds, conv_bias=has_bias).has_biases == has_bias
     with pytest.raises(CheckpointError, match="conv_L_cache"):
         lfm2(layer_types=kinds, conv_L_cache=1)
 
@@ -414,6 +414,17 @@ def test_lfm2_adjusts_the_rows_of_its_mlp_as_transformers_does(changes: dict[str
     theirs = transformers.Lfm2ForCausalLM(transformers.Lfm2Config(vocab_size=32, num_key_value_heads=4, **given))
     rows = theirs.model.layers[0].feed_forward.w1.weight.shape[0]
     assert lfm2(**given, num_key_value_heads=4).intermediate_size == rows
+
+
+def test_lfm2_moe_has_experts_after_its_first_layers():
+    base = {"architectures": ["Lfm2MoeForCausalLM"], "model_type": "lfm2_moe", "num_hidden_layers": 3}
+    config = hf(**base, num_dense_layers=1, num_experts=8, use_expert_bias=False, routed_scaling_factor=2.0)
+    assert [*experts_of(config)] == [1, 2]
+    settings = experts_of(config)[1].settings
+    assert (settings.n_experts, settings.top_k, settings.size) == (8, 4, 1792) and settings.scores is not None
+    assert (settings.scores.scale, settings.scores.corrected) == (2.0, False)
+    corrected = experts_of(hf(**base))[2].settings.scores
+    assert corrected is not None and corrected.corrected
 
 
 def test_gguf_says_by_its_heads_which_layers_of_lfm2_have_attention():

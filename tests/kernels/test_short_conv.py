@@ -59,6 +59,20 @@ def test_a_step_of_a_token_moves_on_as_a_step_of_several_does(target: Device) ->
     assert relative_error(states[1], state) < TOLERANCE and np.isnan(states[0]).all()
 
 
+@pytest.mark.parametrize("n", [1, pytest.param(3, marks=pytest.mark.oclgrind)])
+def test_a_bias(target: Device, n: int) -> None:
+    channels, length, rng = 48, 3, np.random.default_rng(n)
+    rows = rng.standard_normal((n, 3, channels)).astype(np.float32)
+    weights = rng.standard_normal((length + 1, channels)).astype(np.float32)
+    step = StepState(target, n)
+    target.write(step.state, np.array([0, n], np.int32))
+    states, out = target.zeros(4 * (length - 1) * channels, "states"), with_poison(target, 0 * rows[:, 0])
+    sizes = {"channels": channels, "length": length, "bias": True, "each_alone": n == 1}
+    run(short_conv(target, with_poison(target, rows), with_poison(target, weights), step, states, out, **sizes), n)
+    expected, _ = reference.short_conv(rows, weights[:-1], 0 * weights[2:], weights[-1])
+    assert relative_error(read_guarded(target, out, np.float32, (n, channels)), expected) < TOLERANCE
+
+
 @pytest.mark.parametrize("position", [0, 5])
 @pytest.mark.parametrize("cut", [1, 2, 4])
 def test_a_snapshot_on_the_way(target: Device, cut: int, position: int) -> None:

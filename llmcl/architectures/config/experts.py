@@ -68,6 +68,8 @@ def _scores_from_hf(read: Reader, keys: ExpertKeys, n_experts: int) -> Scores | 
         top_groups = read.size("topk_group", n_groups, default=1)
     scale = read.number("routed_scaling_factor", 0.0, limits.MAX_SCALE, default=1.0)
     corrected = keys.scoring == "sigmoid" if keys.corrected is None else keys.corrected
+    if isinstance(corrected, str):
+        corrected = read.flag(corrected, default=True)
     return _scores(keys.scoring, n_groups, top_groups, scale, corrected=corrected)
 
 
@@ -143,7 +145,8 @@ def _scores_from_gguf(
     top_groups = read.size(f"{prefix}group_used_count", n_groups, default=1)
     scale = read.number(f"{prefix}weights_scale", 0.0, limits.MAX_SCALE, default=1.0)
     scoring: Scoring = "sigmoid" if gating == 2 else "softmax"
-    return _scores(scoring, n_groups, top_groups, scale, corrected=corrected or scoring == "sigmoid")
+    corrected |= scoring == "sigmoid" and not isinstance(keys.corrected, str)
+    return _scores(scoring, n_groups, top_groups, scale, corrected=corrected)
 
 
 def refuse(key: str, n_experts: object) -> None:

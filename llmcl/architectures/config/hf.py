@@ -46,6 +46,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _OTHER_KEYS = {
     "hunyuan_v1_moe": hunyuan_keys,
     "lfm2": lfm2_keys,
+    "lfm2_moe": lfm2_keys,
     "minimax_m2": rotary_dim_keys,
     "muse_glimmer_text": muse_keys,
 }

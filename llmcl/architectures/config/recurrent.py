@@ -32,7 +32,8 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
         read.fail("layer_types", kinds, f"the types of {n_layers} layers")
     settings: RecurrentSettings
     if family.recurrent == "conv":
-        settings = ShortConvSettings(read.size("conv_L_cache", limits.MAX_CONV_LENGTH, minimum=2))
+        length = read.size("conv_L_cache", limits.MAX_CONV_LENGTH, minimum=2)
+        settings = ShortConvSettings(length, read.flag("conv_bias", default=False))
     else:
         settings = _checked(
             DeltaSettings(

@@ -62,7 +62,7 @@ class ExpertKeys:
     shared_count: str | None = None  # number of shared experts, `size` rows each, merged into one
     scoring: Scoring | None = None  # scoring if config.json does not say; None: largest logits
     dense_layers: str | None = None  # number of leading layers without experts
-    corrected: bool | None = None  # see `Scores.corrected`; None: with sigmoid scores
+    corrected: bool | str | None = None  # `Scores.corrected`, or its flag in config.json; None: with sigmoid scores
 
 
 def llama_layer(settings: LayerSettings) -> Layer:

@@ -18,7 +18,6 @@ FAMILY = Family(
     "lfm2",
     layer,
     recurrent="conv",
-    refused=("conv_bias",),
     modules={
         "self_attn.out_proj": "self_attn.o_proj",
         "self_attn.q_layernorm": "self_attn.q_norm",

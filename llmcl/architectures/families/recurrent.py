@@ -12,6 +12,9 @@ from llmcl.architectures.families.blocks import Block, MatrixPlan, RowRuns, Shap
 class RecurrentBlock(Block):
     """A block with a state that every token updates and later tokens read."""
 
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        return super().vectors(sizes) | {"projection_bias": {}, "output_bias": {}}
+
     @abstractmethod
     def states(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         """Returns the float32 arrays of a sequence's state, by their names in the device block."""
@@ -26,6 +29,7 @@ class ShortConvSettings:
     """A checkpoint's short-convolution settings. length: inputs visible to a token, itself included."""
 
     length: int = 3
+    bias: bool = False  # on the convolution and on both projections
 
 
 @dataclass(frozen=True)
@@ -43,8 +47,15 @@ class ShortConv(RecurrentBlock):
         }
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        conv = {"conv.conv.weight": (sizes.hidden_size, self.settings.length)}
-        return super().vectors(sizes) | {"conv": conv}
+        hidden = sizes.hidden_size
+        conv: dict[str, tuple[int, ...]] = {"conv.conv.weight": (hidden, self.settings.length)}
+        if not self.settings.bias:
+            return super().vectors(sizes) | {"conv": conv}
+        return super().vectors(sizes) | {
+            "conv": {**conv, "conv.conv.bias": (hidden,)},
+            "projection_bias": {"conv.in_proj.bias": (3 * hidden,)},
+            "output_bias": {"conv.out_proj.bias": (hidden,)},
+        }
 
     def states(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
         return {"conv": (self.settings.length - 1, sizes.hidden_size)}

@@ -2,6 +2,8 @@
 //
 //   y[t][c] = sum over j of weights[j][c] u[t - LENGTH + 1 + j][c],   u before the first token: 0
 //
+// With CONV_BIAS, weights[LENGTH][c] is added.
+//
 // Inputs from earlier steps are the sequence's state: states float [slots][LENGTH - 1][CHANNELS], the last inputs, oldest first. A
 // sequence's slot is in its record of the step state. At position 0 the slot's content counts as 0.
 //
@@ -10,8 +12,8 @@
 // all reads.
 //
 // u for a row: the first CHANNELS values, or (GATED) the first CHANNELS values times the CHANNELS values from 2 CHANNELS on.
-// Build: ROW (values per row), CHANNELS (a multiple of WIDTH), LENGTH (2 or more), WIDTH (lanes.cl), EACH_ALONE, GATED,
-// STATE_RECURRENT and the constants of the step state.
+// Build: ROW (values per row), CHANNELS (a multiple of WIDTH), LENGTH (2 or more), WIDTH (lanes.cl), EACH_ALONE, GATED, CONV_BIAS (left
+// out: 0), STATE_RECURRENT and the constants of the step state.
 #if !defined(ROW) || !defined(CHANNELS) || !defined(LENGTH) || !defined(WIDTH) || !defined(EACH_ALONE) || !defined(GATED) || \
     !defined(STATE_RECURRENT) || !defined(STATE_POSITION)
 #error "causal_conv.cl needs ROW, CHANNELS, LENGTH, WIDTH, EACH_ALONE, GATED and the constants of the step state"
@@ -40,6 +42,9 @@ inline lanes_t convolved(__global const float* rows, __global const float* weigh
     const bool has_past = state[STATE_POSITION] > 0;
     const lanes_t own = conv_input(rows + (size_t)t * ROW, channel);
     lanes_t y = own * load_lanes(weights + (LENGTH - 1) * CHANNELS + channel);
+#if CONV_BIAS
+    y += load_lanes(weights + LENGTH * CHANNELS + channel);
+#endif
     for (int back = 1; back < LENGTH; ++back) {
         lanes_t u = 0;
         if (back <= before) u = conv_input(rows + (size_t)(t - back) * ROW, channel);

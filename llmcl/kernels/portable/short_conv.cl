@@ -2,11 +2,12 @@
 //
 //   b, c, x = row;   out[t] = c conv(b x)[t]
 //
-// rows     float [n][3 CHANNELS]: b, c, x     weights  float [LENGTH][CHANNELS], oldest input first
+// rows     float [n][3 CHANNELS]: b, c, x     weights  float [LENGTH (+ 1)][CHANNELS], oldest input first (causal_conv.cl)
 // state    int, see STATE_*                   states   float [slots][LENGTH - 1][CHANNELS] (causal_conv.cl)
 // out      float [n][CHANNELS]
 // Index space: groups (ceil(CHANNELS / (WIDTH RUN)), n), local size LOCAL_SIZE; a group's work-items share RUN WIDTH-wide pieces.
-// Build: CHANNELS (a multiple of 16), RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE, and LENGTH, WIDTH, EACH_ALONE of causal_conv.cl.
+// Build: CHANNELS (a multiple of 16), RUN (a multiple of LOCAL_SIZE), LOCAL_SIZE, and LENGTH, WIDTH, EACH_ALONE, CONV_BIAS
+// of causal_conv.cl.
 #if !defined(CHANNELS) || !defined(RUN) || !defined(LOCAL_SIZE)
 #error "short_conv.cl needs the build constants CHANNELS, RUN, LOCAL_SIZE and those of causal_conv.cl"
 #endif
