@@ -21,7 +21,7 @@ from llmcl.architectures.families import FAMILIES as FAMILIES_OF_CHECKPOINTS
 from llmcl.architectures.families.blocks import ExpertSettings, Heads, QueryScale, Scores
 from llmcl.architectures.families.family import LayerSettings
 from llmcl.architectures.families.latent import LatentSettings
-from llmcl.architectures.families.recurrent import DeltaSettings, ShortConvSettings
+from llmcl.architectures.families.recurrent import DeltaSettings, MambaSettings, ShortConvSettings
 
 N_TOKENS = 90
 
@@ -43,6 +43,15 @@ SHORT = ShortConvSettings()
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
 WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
 ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
+MAMBA = MambaSettings(n_heads=4, d_head=32, n_groups=1, d_state=32)
+MAMBA_GROUPS = MambaSettings(n_heads=6, d_head=32, n_groups=2, d_state=48, length=3, conv_bias=False)
+GRANITE: dict[str, Any] = {
+    "embedding_scale": 12.0,
+    "residual_scale": 0.22,
+    "attention_scale": 0.25,
+    "logit_scale": 0.125,
+    "rms_norm_eps": 1e-2,
+}
 DELTA_JOINED, WIDE_JOINED, ODD_JOINED = (dataclasses.replace(of, joined=("qkvz", "ba")) for of in (DELTA, WIDE, ODD))
 
 
@@ -215,6 +224,31 @@ FAMILIES: dict[str, ModelConfig] = {
         residual_scale=0.22,
         attention_scale=0.25,
         rms_norm_eps=1e-2,
+    ),
+    "granitemoehybrid": small_config(  # ends with Mamba
+        architecture="granitemoehybrid",
+        settings=[
+            LayerSettings(recurrent=mixer, rotation="none", experts=ExpertSettings(6, 2, 48, shared_size=64))
+            for mixer in (MAMBA, MAMBA, None, MAMBA)
+        ],
+        intermediate_size=48,
+        tie_embeddings=True,
+        **GRANITE,
+    ),
+    "granitemoehybrid-dense": small_config(  # in groups of heads, without a bias of the convolution
+        architecture="granitemoehybrid",
+        settings=[LayerSettings(recurrent=mixer, rotation="none") for mixer in (MAMBA_GROUPS, None)],
+        **GROUPED,
+        **GRANITE,
+    ),
+    "granitemoehybrid-rotated": small_config(
+        architecture="granitemoehybrid",
+        settings=[
+            LayerSettings(recurrent=mixer, experts=ExpertSettings(9, 4, 32, shared_size=32)) for mixer in (None, MAMBA)
+        ],
+        intermediate_size=32,
+        tie_embeddings=True,
+        **GRANITE,
     ),
     "lfm2": small_config(  # ends with a short convolution
         architecture="lfm2",

@@ -18,7 +18,7 @@ from recurrent_weights import as_in_gguf, recurrent_of
 from llmcl.architectures.config import ModelConfig, RopeScaling
 from llmcl.architectures.families import FAMILIES
 from llmcl.architectures.families.blocks import layer_name
-from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
+from llmcl.architectures.families.recurrent import DeltaNet, Mamba, ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
 # Of families whose files have the name of another.
@@ -87,9 +87,17 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
         n_kv_heads = [config.n_q_heads] * config.n_layers
     own_heads = FAMILIES[config.architecture].own_heads
     of_layers = [config.heads(i).n_kv for i in range(config.n_layers)] if own_heads else n_kv_heads
-    writer.add_head_count_kv(of_layers if own_heads or isinstance(block, ShortConv) else max(n_kv_heads))
+    listed = own_heads or isinstance(block, (ShortConv, Mamba))
+    writer.add_head_count_kv(of_layers if listed else max(n_kv_heads))
     if isinstance(block, ShortConv):
         writer.add_shortconv_l_cache(block.settings.length)
+    if isinstance(block, Mamba):
+        writer.add_ssm_conv_kernel(block.settings.length)
+        writer.add_ssm_state_size(block.settings.d_state)
+        writer.add_ssm_group_count(block.settings.n_groups)
+        writer.add_ssm_inner_size(block.settings.inner)
+        writer.add_ssm_time_step_rank(block.settings.n_heads)
+        writer.add_rope_scaling_finetuned(attention.rotation == "main")
     if isinstance(block, DeltaNet):
         of = block.settings
         writer.add_ssm_conv_kernel(of.length)

@@ -168,7 +168,7 @@ def random_weights(config: ModelConfig, seed: int) -> dict[str, NDArray[np.float
     for name, shape in weight_shapes(config).items():
         if len(shape) == 1:
             mean = 1.0 - config.norm_offset if name.endswith("norm.weight") else 0.0
-            mean = 1.0 if name.endswith(".linear_attn.norm.weight") else mean
+            mean = 1.0 if name.endswith((".linear_attn.norm.weight", ".mamba.D")) else mean
             values = mean + (2.0 if name.endswith("sinks") else 0.2) * rng.standard_normal(shape)
             values = as_own_heads_need(config, name, values)
             if name.endswith(".act_fn.eps"):
@@ -232,7 +232,9 @@ def transformers_class(config: ModelConfig) -> Any:
         }
     if (experts := experts_of(config)) and (keys := FAMILIES[config.architecture].experts) is not None:
         of = next(iter(experts.values())).settings
-        count = "num_experts" if FAMILIES[config.architecture].recurrent or keys.enabled else "num_local_experts"
+        is_granite = config.architecture.startswith("granite")
+        has_own_count = FAMILIES[config.architecture].recurrent or keys.enabled
+        count = "num_experts" if has_own_count and not is_granite else "num_local_experts"
         options |= {count: of.n_experts, keys.top_k: of.top_k, keys.size: of.size}
         options["experts_implementation"] = "eager"  # the others know no float64
         options |= {keys.renormalize: of.renormalize} if isinstance(keys.renormalize, str) else {}
@@ -246,6 +248,8 @@ def transformers_class(config: ModelConfig) -> Any:
             options["routed_scaling_factor"] = 1.0 if of.scores is None else of.scores.scale
         elif len(experts) < config.n_layers and keys.dense_layers is None:
             options["mlp_only_layers"] = [i for i in range(config.n_layers) if i not in experts]
+    if config.architecture == "granitemoehybrid" and not experts:
+        options |= {"num_local_experts": 0, "shared_intermediate_size": config.intermediate_size}
     windows = windows_of(config)
     window = next((window for window in windows if window is not None), None)
     if config.architecture in ("mistral", "ministral3", "phi3"):

@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import FAMILIES
 from llmcl.architectures.families.blocks import layer_name
-from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, RecurrentBlock, ShortConv
+from llmcl.architectures.families.recurrent import (
+    DeltaNet,
+    DeltaSettings,
+    Mamba,
+    MambaSettings,
+    RecurrentBlock,
+    ShortConv,
+)
 from llmcl.checkpoint.quantize import is_convolution
 
 
@@ -49,7 +56,26 @@ def recurrent_options(config: ModelConfig) -> dict[str, Any]:
         of = block.settings
         options |= {"linear_num_key_heads": of.n_k, "linear_num_value_heads": of.n_v}
         options |= {"linear_key_head_dim": of.d_k, "linear_value_head_dim": of.d_v, "linear_conv_kernel_dim": of.length}
+    if isinstance(block, Mamba):
+        options |= _mamba_options(config, block.settings)
     return options
+
+
+def _mamba_options(config: ModelConfig, of: MambaSettings) -> dict[str, Any]:
+    blocks = recurrent_of(config)
+    rotations = {config.attention(i).rotation for i in config.attention_layers}
+    return {
+        "layer_types": ["linear_attention" if i in blocks else "full_attention" for i in range(config.n_layers)],
+        "mamba_n_heads": of.n_heads,
+        "mamba_d_head": of.d_head,
+        "mamba_n_groups": of.n_groups,
+        "mamba_d_state": of.d_state,
+        "mamba_d_conv": of.length,
+        "mamba_conv_bias": of.conv_bias,
+        "mamba_expand": of.inner // config.hidden_size,
+        "time_step_limit": (of.least_step, of.most_step),
+        "position_embedding_type": "rope" if rotations == {"main"} else None,
+    }
 
 
 def as_in_gguf(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
@@ -72,6 +98,12 @@ def as_in_gguf(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict
                 *qkv, z = (part.reshape(-1, config.hidden_size) for part in np.split(heads, ends, axis=1))
                 found |= {prefix + "in_proj_qkv.weight": np.concatenate(qkv), prefix + "in_proj_z.weight": z}
             found[prefix + "A_log"] = -np.exp(found[prefix + "A_log"])
+            found[prefix + "dt_proj.bias"] = found.pop(prefix + "dt_bias")
+        if isinstance(block, Mamba):
+            prefix, groups = layer_name(i, "mamba."), block.settings.n_groups
+            found[prefix + "A_log"] = -np.exp(found[prefix + "A_log"])[:, None]
+            found[prefix + "D"] = found[prefix + "D"][:, None]
+            found[prefix + "norm.weight"] = found[prefix + "norm.weight"].reshape(groups, -1)
             found[prefix + "dt_proj.bias"] = found.pop(prefix + "dt_bias")
     return found
 

@@ -104,8 +104,11 @@ def open_file(path: Path, name: str) -> Checkpoint:
         hf_names = _hf_names(gguf_name, layer_names, family.gguf_tensors)
         hf_name = hf_names[0]
         parts = [(hf_name, tensor)]
-        if shapes.get(hf_name) == (1, *tensor.shape):  # a one-row matrix, which converters store as a vector
-            parts = [(hf_name, replace(tensor, shape=(1, *tensor.shape)))]
+        shape = shapes.get(hf_name, tensor.shape)
+        is_row = shape == (1, *tensor.shape)  # a one-row matrix, which converters store as a vector
+        # Mamba's scalars and its norm are vectors, which converters store as matrices.
+        if is_row or (hf_name.startswith("model.") and shape == (math.prod(tensor.shape),)):
+            parts = [(hf_name, replace(tensor, shape=shape))]
         if "{}" in hf_name:
             parts = [*parts_of(gguf_name, tensor, hf_names, config)]
         if any(name in by_hf_name for name, _ in parts):

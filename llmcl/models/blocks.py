@@ -12,7 +12,7 @@ from llmcl.architectures.families.latent import LatentAttention
 from llmcl.architectures.families.normalize import Normalize
 from llmcl.architectures.families.parallel import Center, ParallelAttention
 from llmcl.architectures.families.plain_mlp import PlainMlp
-from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
+from llmcl.architectures.families.recurrent import DeltaNet, Mamba, ShortConv
 from llmcl.kernels.common.linear import ActivationOperand
 from llmcl.kernels.common.mods import Mods
 from llmcl.kernels.common.weight import Weight
@@ -25,7 +25,14 @@ from llmcl.models.layer_ops import LayerOps
 from llmcl.models.normalize_block import NormalizeBlock, NormalizeWeights
 from llmcl.models.parallel_block import CenterBlock, ParallelBlock, ParallelWeights
 from llmcl.models.plain_mlp import PlainMlpBlock, PlainMlpWeights
-from llmcl.models.recurrent_blocks import DeltaNetBlock, DeltaNetWeights, ShortConvBlock, ShortConvWeights
+from llmcl.models.recurrent_blocks import (
+    DeltaNetBlock,
+    DeltaNetWeights,
+    MambaBlock,
+    MambaWeights,
+    ShortConvBlock,
+    ShortConvWeights,
+)
 from llmcl.ops.layer_inputs import gate_inputs
 from llmcl.ops.scale_rows import scale_rows
 from llmcl.runtime.device import Buffer, Launch
@@ -169,6 +176,7 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Experts: ExpertsWeights,
     ShortConv: ShortConvWeights,
     DeltaNet: DeltaNetWeights,
+    Mamba: MambaWeights,
 }
 
 
@@ -201,6 +209,8 @@ def bind_block(
         return AttentionBlock(weights, k, v, mods, block.rotation, heads, *flags)
     if isinstance(block, DeltaNet) and isinstance(weights, DeltaNetWeights):
         return DeltaNetBlock(weights, states, block.settings)
+    if isinstance(block, Mamba) and isinstance(weights, MambaWeights):
+        return MambaBlock(weights, states, block.settings)
     if isinstance(block, ShortConv) and isinstance(weights, ShortConvWeights):
         return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):

@@ -2,28 +2,36 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import Block
 from llmcl.architectures.families.latent import LatentAttention
-from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, ShortConv, ShortConvSettings
+from llmcl.architectures.families.recurrent import (
+    DeltaNet,
+    DeltaSettings,
+    Mamba,
+    MambaSettings,
+    ShortConv,
+    ShortConvSettings,
+)
 from llmcl.kernels.common.persistent import RecurrentMixer
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.delta_net import DeltaBuffers, delta_net
-from llmcl.ops.delta_shape import DeltaShape
+from llmcl.ops.delta_shape import DeltaShape, MambaShape
+from llmcl.ops.mamba import MambaBuffers, mamba_mixer
 from llmcl.ops.short_conv import short_conv
 from llmcl.runtime.device import Buffer, Launch
 
 
 def checked_ops(config: ModelConfig) -> list[str]:
     """Returns the ops with one variant that `llmcl doctor` checks and that only some models need."""
-    ops: dict[type[Block], str] = {ShortConv: "short_conv", DeltaNet: "delta_rule", LatentAttention: "latent_append"}
+    ops: dict[type[Block], str] = {ShortConv: "short_conv", DeltaNet: "delta_rule", Mamba: "delta_rule"}
+    ops[LatentAttention] = "latent_append"
     kinds = {type(block) for layer in config.layers for block in layer}
     return [op for kind, op in ops.items() if kind in kinds]
 
@@ -52,9 +60,9 @@ class MixerBlock(BoundBlock):
         return self.weights.projection
 
     @property
-    @abstractmethod
     def mixer(self) -> RecurrentMixer:
         """Describes the mixer between the projections, for kernels that run whole layers."""
+        raise NotImplementedError
 
     @property
     def why_separate(self) -> str | None:
@@ -145,3 +153,36 @@ class DeltaNetBlock(MixerBlock):
         buffers = DeltaBuffers(*layer_buffers, rows, qkv, gates, mixed)
         shape, eps = delta_shape(self.settings), ops.config.rms_norm_eps
         yield from delta_net(ops.device, shape, buffers, step, eps=eps, each_alone=ops.attention.each_alone)
+
+
+@dataclass(frozen=True)
+class MambaWeights(MixerWeights):
+    """projection [channels + inner + n_heads, hidden], output [hidden, inner]."""
+
+    conv: Buffer  # float32 [length, channels], oldest input first; with a bias, it is one more row
+    scalars: Buffer  # float32 [3, n_heads]: A, the bias of the time steps, D
+    gated_norm: Buffer  # float32 [inner]
+
+
+def mamba_shape(settings: MambaSettings) -> MambaShape:
+    sizes = settings.n_heads, settings.d_head, settings.n_groups, settings.d_state, settings.length
+    return MambaShape(*sizes, settings.conv_bias, settings.least_step, settings.most_step)
+
+
+@dataclass(frozen=True)
+class MambaBlock(MixerBlock):
+    weights: MambaWeights
+    settings: MambaSettings
+
+    @property
+    def why_separate(self) -> str:
+        return "it is a Mamba-2 mixer"
+
+    def keep(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, shape = self.weights, ops.act, mamba_shape(self.settings)
+        yield from self.project(ops)
+        layer_buffers = weights.conv, weights.scalars, weights.gated_norm, self.states["conv"], self.states["matrix"]
+        rows, xbc, gates, mixed = (act.of(name) for name in ("mixer_in", "mixer_qkv", "mixer_gates", "mixed"))
+        buffers = MambaBuffers(*layer_buffers, rows, xbc, gates, mixed)
+        eps, each_alone = ops.config.rms_norm_eps, ops.attention.each_alone
+        yield from mamba_mixer(ops.device, shape, buffers, ops.step, eps=eps, each_alone=each_alone)

@@ -27,9 +27,9 @@ class ChunkSizes:
 
 def chunk_sizes(device: Device, shape: DeltaShape) -> ChunkSizes | None:
     """Returns the sizes, or None if the device should go token by token: a CPU, or a GPU with too little
-    local memory.
+    local memory. Mamba-2's scan goes token by token, too.
     """
-    if device.is_cpu:
+    if device.is_cpu or not shape.corrects:
         return None
     columns = 32 if shape.d_v % 32 == 0 and shape.d_k <= 128 else 16
     slice = 32 if shape.d_k % 32 == 0 else 16

@@ -9,7 +9,7 @@ from llmcl.kernels.common.sizes import columns_a_work_item, largest_divisor, loc
 from llmcl.kernels.common.step_state import RECURRENT, SNAPSHOT, StepState
 from llmcl.kernels.table import op_launches
 from llmcl.ops.delta_chunks import chunk_sizes, delta_chunks
-from llmcl.ops.delta_shape import DeltaShape
+from llmcl.ops.delta_shape import DeltaShape, MambaShape
 from llmcl.ops.short_conv import conv_state
 from llmcl.runtime.device import Buffer, Cost, Device, Launch
 
@@ -17,6 +17,7 @@ SOFTWARE_SEGMENT = 128  # tokens per launch on a software renderer, which stops 
 MOST_TOKENS = 1 << 24  # tokens per launch elsewhere
 COLUMNS, PARTS = 32, 4  # of a head's state, per work-group if a work-item has one column; see delta_rule.cl
 HEADS_A_GROUP = 8  # on a CPU
+MOST_COLUMNS = 512  # of a head that 32 work-items normalise
 
 
 def delta_inputs(
@@ -69,10 +70,13 @@ def delta_rule(
     out: Buffer,
     *,
     each_alone: bool,
+    scalars: Buffer | None = None,
 ) -> list[Launch]:
     """Computes out[t] = S^T q for each value head, after S = decay S, S += k (rate (v - S^T k))^T.
 
     qkv and gates come from `delta_inputs`; states float32 [slots, n_v, d_k, d_v]; out float32 [n, n_v, d_v].
+
+    Mamba-2's scan, if `shape` corrects nothing: qkv, gates and scalars as in `mamba_inputs`.
     """
     if not each_alone and (chunks := chunk_sizes(device, shape)) is not None:
         return delta_chunks(device, shape, chunks, qkv, gates, step, states, out)
@@ -82,7 +86,9 @@ def delta_rule(
     segment = SOFTWARE_SEGMENT if device.entry.is_software else MOST_TOKENS
     sizes = {"COLUMNS": columns, "PARTS": parts, "WIDTH": width, "SEGMENT": segment}
     kind = {"HEADS_IN_TURN": shape.heads_in_turn, "EACH_ALONE": each_alone, "STATE_RECURRENT": RECURRENT}
-    kind["STATE_SNAPSHOT"] = SNAPSHOT
+    kind |= {"STATE_SNAPSHOT": SNAPSHOT, "CORRECTS": shape.corrects}
+    assert shape.corrects == (scalars is None)
+    others = [] if scalars is None else [scalars]
     state_values = shape.n_v * shape.d_k * shape.d_v
 
     def groups(n: int) -> tuple[int, ...]:
@@ -98,7 +104,7 @@ def delta_rule(
             device,
             "delta_rule",
             {**step.constants, **shape.constants, **sizes, **kind},
-            [qkv, gates, step.state, states, out, np.int32(first)],
+            [qkv, gates, step.state, states, out, np.int32(first), *others],
             groups=groups,
             local=(columns * parts, *((1, 1) if each_alone else (1,))),
             cost=cost,
@@ -106,18 +112,21 @@ def delta_rule(
     return launches
 
 
-def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, rows: Buffer, eps: float) -> list[Launch]:
-    """Computes x = rms_norm(x) silu(gate) for each value head, in place.
+def gated_norm(
+    device: Device, shape: DeltaShape | MambaShape, x: Buffer, weight: Buffer, rows: Buffer, eps: float
+) -> list[Launch]:
+    """Computes x = rms_norm(x) silu(gate) for each value head, in place; for Mamba-2 x = rms_norm(x silu(gate)) for
+    each group of heads.
 
-    x float32 [n, n_v, d_v]; weight float32 [d_v]; rows as in `delta_inputs`, including the gates.
+    x float32 [n, n_v, d_v]; weight float32 [d_v], for Mamba-2 of all heads; rows as in `delta_inputs` or
+    `mamba_inputs`, including the gates.
     """
-    size = local_size(device, 32)
-    per_group = largest_divisor(shape.n_v, HEADS_A_GROUP) if device.is_cpu else 1
+    sizes = shape.norm_constants
+    heads, columns = sizes["HEADS"], sizes["COLUMNS"]
+    size = local_size(device, 32 if columns <= MOST_COLUMNS else 256)
+    per_group = largest_divisor(heads, HEADS_A_GROUP) if device.is_cpu else 1
     constants: dict[str, object] = {
-        "HEADS": shape.n_v,
-        "COLUMNS": shape.d_v,
-        "ROW": shape.row,
-        "GATES": shape.channels,
+        **sizes,
         "EPS": float(eps),
         "HEADS_PER_GROUP": per_group,
         "LOCAL_SIZE": size,
@@ -128,7 +137,7 @@ def gated_norm(device: Device, shape: DeltaShape, x: Buffer, weight: Buffer, row
         "gated_norm",
         constants,
         [x, weight, rows],
-        groups=lambda n: (shape.n_v // per_group, n),
+        groups=lambda n: (heads // per_group, n),
         local=(size, 1),
-        cost=per_token(12 * shape.n_v * shape.d_v),
+        cost=per_token(12 * heads * columns),
     )

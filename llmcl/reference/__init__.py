@@ -54,6 +54,8 @@ from llmcl.reference.recurrent import (
     delta_rule,
     delta_terms,
     gated_norm,
+    mamba_inputs,
+    mamba_scan,
     short_conv,
     sigmoid_gate,
 )
@@ -124,6 +126,8 @@ __all__ = [
     "log_likelihood",
     "logit_bias",
     "logprobs",
+    "mamba_inputs",
+    "mamba_scan",
     "noise_bits",
     "pack_keys",
     "pack_values",

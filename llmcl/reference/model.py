@@ -24,7 +24,7 @@ from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
 from llmcl.architectures.families.normalize import WEIGHTS, Normalize
 from llmcl.architectures.families.parallel import MLP, Center, ParallelAttention
 from llmcl.architectures.families.plain_mlp import CURVE, PlainMlp
-from llmcl.architectures.families.recurrent import DeltaNet, ShortConv
+from llmcl.architectures.families.recurrent import DeltaNet, Mamba, ShortConv
 from llmcl.reference.arrays import Array, wide
 from llmcl.reference.experts import choose_experts, choose_scored_experts, experts_down, experts_gate_up, scale_shares
 from llmcl.reference.latent import latent_append
@@ -44,7 +44,15 @@ from llmcl.reference.layers import (
     xielu,
 )
 from llmcl.reference.online_softmax import attention
-from llmcl.reference.recurrent import delta_inputs, delta_rule, gated_norm, short_conv, sigmoid_gate
+from llmcl.reference.recurrent import (
+    delta_inputs,
+    delta_rule,
+    gated_norm,
+    mamba_inputs,
+    mamba_scan,
+    short_conv,
+    sigmoid_gate,
+)
 from llmcl.reference.storage import round_to
 
 if TYPE_CHECKING:
@@ -258,6 +266,24 @@ def forward(
         y = gated_norm(stored(y), weights[prefix + "norm.weight"], z, config.rms_norm_eps)
         return linear(stored(y).reshape(n, -1), weights[prefix + "out_proj.weight"])
 
+    def mamba(block: Mamba, layer: str, x: Array) -> Array:
+        settings, prefix = block.settings, layer + "mamba."
+        plan = block.matrices(config)["projection"]
+        parts = zip(plan.tensors, plan.tensor_rows, plan.runs_of_tensors, strict=True)
+        inputs = (weights[layer + name][slice(None) if runs is None else runs.rows(0, n)] for name, n, runs in parts)
+        rows = stored(np.concatenate([linear(x, values) for values in inputs], axis=1))
+        taps = wide(weights[prefix + "conv1d.weight"]).T
+        decays = -np.exp(wide(weights[prefix + "A_log"])) if settings.log_decays else wide(weights[prefix + "A"])
+        scalars = np.stack([decays, wide(weights[prefix + "dt_bias"]), wide(weights[prefix + "D"])])
+        bias, limits = weights.get(prefix + "conv1d.bias"), (settings.least_step, settings.most_step)
+        xbc, gates, _ = mamba_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), bias, limits)
+        state = np.zeros((settings.n_heads, settings.d_state, settings.d_head))
+        y, _ = mamba_scan(stored(xbc), stored(gates), scalars[2], state, n_groups=settings.n_groups)
+        z = rows[:, settings.channels : -settings.n_heads].reshape(n, settings.n_groups, -1)
+        norm_weight = wide(weights[prefix + "norm.weight"]).reshape(settings.n_groups, -1)
+        y = gated_norm(stored(y).reshape(z.shape), norm_weight, z, config.rms_norm_eps, gate_first=True)
+        return linear(stored(y).reshape(n, -1), weights[prefix + "out_proj.weight"])
+
     compute: dict[type[Block], Any] = {
         Attention: attend,
         LatentAttention: attend_latents,
@@ -267,6 +293,7 @@ def forward(
         Experts: mixture,
         ShortConv: convolve,
         DeltaNet: delta_net,
+        Mamba: mamba,
     }
 
     def given_to_layers(x: Array) -> Array:

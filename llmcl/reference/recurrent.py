@@ -128,8 +128,51 @@ def delta_chunks(
     return out, s
 
 
-def gated_norm(x: Array, weight: Array, gates: Array, eps: float) -> Float64:
-    """rms_norm(x) silu(gates) per head: x, gates [n, heads, columns], weight [columns]."""
+def mamba_inputs(
+    rows: Array,
+    weights: Array,
+    scalars: Array,
+    state: Array,
+    bias: Array | None = None,
+    limits: tuple[float, float] = (0.0, np.inf),
+) -> tuple[Float64, Float64, Float64]:
+    """Mamba-2's x, B and C after a causal convolution with SiLU, and decay and step per head.
+
+    rows [n, channels + gates + heads]: x, B, C, gates (not read), raw steps; weights, state and bias as in causal_conv;
+    scalars [3, heads]: A (below 0), the bias of the steps, D (not read). step = clamp(softplus(raw + bias)), decay =
+    exp(step A) -> [n, channels]; [n, heads, 2]; new state.
+    """
+    y, state = causal_conv(rows[:, : weights.shape[1]], weights, state, bias)
+    raw = wide(rows[:, -scalars.shape[1] :]) + wide(scalars[1])
+    steps = np.clip(np.logaddexp(0.0, raw), *limits)
+    return swiglu(y, np.ones_like(y)), np.stack([np.exp(steps * wide(scalars[0])), steps], axis=-1), state
+
+
+def mamba_scan(xbc: Array, gates: Array, skips: Array, state: Array, *, n_groups: int) -> tuple[Float64, Float64]:
+    """Mamba-2's scan: for each head and token S = decay S + B (step x)^T, out = S^T C + D x.
+
+    xbc [n, ...] and gates come from `mamba_inputs`; skips [heads]: D; state [heads, d_state, d_head]. Neighbouring
+    heads share B and C of a group -> [n, heads, d_head] and the new state.
+    """
+    n, (heads, d_state, d_head) = len(xbc), state.shape
+    x, b, c = np.split(wide(xbc), [heads * d_head, heads * d_head + n_groups * d_state], axis=1)
+    x = x.reshape(n, heads, d_head)
+    b, c = (np.repeat(part.reshape(n, n_groups, d_state), heads // n_groups, axis=1) for part in (b, c))
+    decays, steps = np.moveaxis(wide(gates), 2, 0)
+    s, out = wide(state), np.zeros((n, heads, d_head))
+    for t in range(n):
+        s = decays[t][:, None, None] * s + b[t][:, :, None] * (steps[t][:, None] * x[t])[:, None]
+        out[t] = np.einsum("hsp,hs->hp", s, c[t]) + wide(skips)[:, None] * x[t]
+    return out, s
+
+
+def gated_norm(x: Array, weight: Array, gates: Array, eps: float, *, gate_first: bool = False) -> Float64:
+    """rms_norm(x) silu(gates) per head, or with gate_first rms_norm(x silu(gates)).
+
+    x, gates [n, heads, columns], weight [columns] or [heads, columns].
+    """
+    if gate_first:
+        return rms_norm(swiglu(gates, wide(x)), weight, eps)
     return swiglu(gates, rms_norm(x, weight, eps))
 
 

@@ -45,7 +45,7 @@ _ATTENTION = {
     "gated": "an output gate",
     "gate_module": "an output gate of its own",
 }
-_RECURRENT = {"conv": "short convolutions", "linear_attention": "gated delta nets"}
+_RECURRENT = {"conv": "short convolutions", "linear_attention": "gated delta nets", "mamba": "Mamba-2"}
 _WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a window in late layers"}
 _WINDOWS["unrotated"] = "a window in layers without rotation"
 # Families of which a published model was opened and its answers compared. The others were tested with random weights,
@@ -140,6 +140,7 @@ def _features(family: Family) -> list[str]:
     features.append(
         "" if family.recurrent is None else f"{_RECURRENT[family.recurrent]} in place of attention in some layers"
     )
+    features.append("rotation if config.json says so" if family.rotates == "optional" else "")
     features.append("partial rotation" if family.partial_rotation else "")
     features.append("multipliers" if family.multipliers else "")
     features.append("a factor of each layer" if any(isinstance(block, Factor) for block in blocks) else "")

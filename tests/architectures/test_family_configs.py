@@ -15,7 +15,7 @@ from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
 from llmcl.architectures.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.architectures.families import FAMILIES
 from llmcl.architectures.families.blocks import ExpertSettings, Heads, QueryScale
-from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, ShortConv
+from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, Mamba, MambaSettings, ShortConv
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.kv_cache import kv_bytes_per_position
 
@@ -36,6 +36,8 @@ def test_every_family_has_the_defaults_of_transformers():
         if model_type == "deepseek_v2":
             sparse["moe_intermediate_size"] = 1408  # 1407 unless it says so, which no model has
         theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
+        if family.recurrent == "mamba":  # of whose layers none has attention unless they are listed
+            sparse["layer_types"] = ["attention"] * sparse["num_hidden_layers"]
         if family.own_heads:
             theirs.allow_global_per_layer_attribute_access = True
             sizes = [of_layer.head_dim for of_layer in theirs.per_layer_config]
@@ -425,6 +427,69 @@ def test_lfm2_moe_has_experts_after_its_first_layers():
     assert (settings.scores.scale, settings.scores.corrected) == (2.0, False)
     corrected = experts_of(hf(**base))[2].settings.scores
     assert corrected is not None and corrected.corrected
+
+
+def mamba_of(config: ModelConfig) -> list[MambaSettings | None]:
+    return [layer[0].settings if isinstance(layer[0], Mamba) else None for layer in config.layers]
+
+
+def granite_4(**changes: Any) -> ModelConfig:
+    """As Granite 4.0 H Tiny's config.json has it, in three layers."""
+    sizes = {"hidden_size": 1536, "intermediate_size": 512, "shared_intermediate_size": 1024, "num_hidden_layers": 3}
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 4, "num_local_experts": 64, "num_experts_per_tok": 6}
+    mamba = {"mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 128, "mamba_expand": 2, "mamba_n_groups": 1}
+    scales = {"embedding_multiplier": 12, "residual_multiplier": 0.22, "logits_scaling": 6}
+    names = {"architectures": ["GraniteMoeHybridForCausalLM"], "model_type": "granitemoehybrid"}
+    kinds = {"layer_types": ["mamba", "attention", "mamba"], "position_embedding_type": "nope"}
+    base = {**sizes, **heads, **mamba, **scales, **names, **kinds, "attention_multiplier": 0.0078125, "head_dim": None}
+    return hf(**{**base, **changes})
+
+
+def test_granite_4_says_which_layers_are_mamba():
+    config = granite_4()
+    settings = MambaSettings(48, 64, 1, 128)
+    assert mamba_of(config) == [settings, None, settings] and config.attention_layers == (1,)
+    assert config.attention(1).rotation == "none" and config.attention_scale == 0.0078125
+    assert granite_4(position_embedding_type="rope").attention(1).rotation == "main"
+    assert mamba_of(granite_4(layer_types=["linear_attention", "full_attention", "mamba"])) == mamba_of(config)
+    assert mamba_of(granite_4(mamba_d_head="auto")) == mamba_of(config)
+    experts = experts_of(config)[2].settings
+    assert (experts.n_experts, experts.top_k, experts.size, experts.shared_size) == (64, 6, 512, 1024)
+    dense = granite_4(num_local_experts=0, num_experts_per_tok=0)
+    assert not experts_of(dense) and dense.intermediate_size == 1024
+    attends = granite_4(layer_types=["attention"] * 3)
+    assert attends.attention_layers == (0, 1, 2) and attends.state_bytes == 0
+    inner, state = 48 * 64, 48 * 64 * 128
+    assert config.state_bytes == 2 * 4 * (3 * (inner + 2 * 128) + state)
+
+
+def test_limits_of_time_steps():
+    def limits(value: Any) -> tuple[float, float]:
+        settings = mamba_of(granite_4(time_step_limit=value))[0]
+        assert settings is not None
+        return settings.least_step, settings.most_step
+
+    assert limits([0.0, math.inf]) == limits([0, {"__float__": "Infinity"}]) == limits(None) == (0.0, math.inf)
+    assert limits([0.001, 0.1]) == (0.001, 0.1)
+    for wrong in ([1.0], [0.1, 0.001], [-1.0, 1.0], "inf", [0.0, True], [0.0, math.nan]):
+        with pytest.raises(CheckpointError, match="time_step_limit"):
+            limits(wrong)
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"mamba_proj_bias": True}, UnsupportedModelError, "mamba_proj_bias"),
+        ({"mamba_d_state": 40}, UnsupportedModelError, "states of 40"),
+        ({"mamba_d_head": 512}, UnsupportedModelError, "heads of 512"),
+        ({"mamba_n_groups": 5}, CheckpointError, "48 heads of Mamba cannot share 5 groups"),
+        ({"layer_types": ["mamba", "mlp", "mamba"]}, UnsupportedModelError, "'mlp'"),
+        ({"layer_types": ["mamba"]}, CheckpointError, "layer_types"),
+    ],
+)
+def test_what_a_granite_4_may_not_say(changes, error, message):
+    with pytest.raises(error, match=message):
+        granite_4(**changes)
 
 
 def test_gguf_says_by_its_heads_which_layers_of_lfm2_have_attention():

@@ -64,14 +64,30 @@ QWEN35 = {
     "linear_key_head_dim": 16,
     "linear_value_head_dim": 32,
 }
-SHAPES = {"lfm2": LFM2, "qwen3_5": QWEN35}
+GRANITE4 = {
+    "model_type": "granitemoehybrid",
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_local_experts": 0,
+    "shared_intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "attention_multiplier": 0.25,
+    "vocab_size": 131,
+    "max_position_embeddings": 2048,
+    "layer_types": ["mamba", "attention", "mamba"],
+    "mamba_n_heads": 4,
+    "mamba_d_state": 32,
+}
+SHAPES = {"lfm2": LFM2, "qwen3_5": QWEN35, "granite_4": GRANITE4}
 
 
 def ids(n: int, seed: int) -> list[int]:
     return [int(i) for i in np.random.default_rng(seed).integers(3, 131, n)]
 
 
-@pytest.fixture(scope="module", params=SHAPES)
+@pytest.fixture(scope="module", params=["lfm2", "qwen3_5", pytest.param("granite_4", marks=pytest.mark.slow)])
 def shape(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("shape") / "config.json"
     path.write_text(json.dumps(SHAPES[request.param]))

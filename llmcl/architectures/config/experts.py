@@ -25,6 +25,8 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
         return [None] * n_layers
     if keys.enabled is not None and not read.flag(keys.enabled, default=False):
         return [None] * n_layers
+    if keys.optional and read.get(key, 0) == 0:
+        return [None] * n_layers
     n_experts = read.size(key, limits.MAX_EXPERTS)
     size = read.size(keys.size, limits.MAX_INTERMEDIATE)
     shared = 0
@@ -106,7 +108,8 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int, te
         if (n_experts := read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0)) > 1:
             refuse(f"{prefix}count", n_experts)
         return [None] * n_layers
-    if keys.enabled is not None and not read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0):
+    may_be_none = keys.optional or keys.enabled is not None
+    if may_be_none and not read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0):
         return [None] * n_layers
     n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS)
     of_mlp = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)

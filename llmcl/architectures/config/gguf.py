@@ -135,7 +135,7 @@ def config_from_gguf(
     }
     settings = [
         replace(layer, query_scale=scale, latent=latent, **{name: values[i] for name, values in of_layers.items()})
-        for i, layer in enumerate(_settings(family, windows, tensor_names))
+        for i, layer in enumerate(_settings(read, arch, family, windows, tensor_names))
     ]
     return checked(
         ModelConfig(
@@ -168,7 +168,9 @@ def _has_experts(metadata: Mapping[str, Any], arch: str) -> bool:
     return isinstance(count, int) and count > 1
 
 
-def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -> list[LayerSettings]:
+def _settings(
+    read: Reader, arch: str, family: Family, windows: Windows, tensor_names: Collection[str]
+) -> list[LayerSettings]:
     """Returns the layer settings. Only the tensor names say which biases exist."""
     attention, mlp = (key in family.biases for key in ("attention_bias", "mlp_bias"))
     n_layers = len(windows)
@@ -177,6 +179,8 @@ def _settings(family: Family, windows: Windows, tensor_names: Collection[str]) -
         rotations = ["main"] * n_layers
     if family.unrotated_layers:
         rotations = rotations_by_interval(_UNROTATED_INTERVAL, n_layers)
+    if family.rotates == "optional" and not read.flag(f"{arch}.rope.scaling.finetuned", default=True):
+        rotations = ["none"] * n_layers
     return [
         LayerSettings(
             window,

@@ -21,6 +21,7 @@ from llmcl.architectures.config.heads import heads_from_hf, keys_as_values_from_
 from llmcl.architectures.config.latent import latent_from_hf, latent_scale, log_multiplier_from_hf
 from llmcl.architectures.config.layer_inputs import input_size_from_hf, keys_of_from_hf, mlp_widths_from_hf
 from llmcl.architectures.config.lfm2 import lfm2_keys
+from llmcl.architectures.config.mamba import granite_hybrid_keys
 from llmcl.architectures.config.missing import refuse_architecture
 from llmcl.architectures.config.model_config import ModelConfig, checked
 from llmcl.architectures.config.muse_glimmer import muse_keys
@@ -44,6 +45,7 @@ _BESIDE_TEXT_CONFIG = (
 _DTYPES = ("float32", "float16", "bfloat16")
 # Families with unusual keys for Llama's values.
 _OTHER_KEYS = {
+    "granitemoehybrid": granite_hybrid_keys,
     "hunyuan_v1_moe": hunyuan_keys,
     "lfm2": lfm2_keys,
     "lfm2_moe": lfm2_keys,
@@ -182,6 +184,8 @@ def _rotations(read: Reader, family: Family, windows: Windows) -> list[Rotation]
     """Reads each layer's rotation. no_rope_layers has 1 for a rotating layer and 0 for a layer without rotation."""
     if family.unrotated_full and read.get("sliding_window") is None:
         return ["main"] * len(windows)
+    if family.rotates == "optional" and read.get("position_embedding_type") != "rope":
+        return ["none"] * len(windows)
     if not family.unrotated_layers:
         return rotations_by_window(family, windows)
     n_layers = len(windows)

@@ -11,8 +11,7 @@ from llmcl.errors import UnsupportedModelError, shown
 
 _MISSING = {
     "state-space layers (Mamba)": (
-        "mamba mamba2 jamba bamba zamba zamba2 falcon_h1 falcon-h1 granitemoehybrid granitehybrid nemotron_h "
-        "nemotron_h_moe plamo2"
+        "mamba mamba2 jamba bamba zamba zamba2 falcon_h1 falcon-h1 nemotron_h nemotron_h_moe plamo2"
     ),
     "recurrent layers of its kind": "rwkv rwkv6 rwkv7 arwkv7 recurrent_gemma xlstm kimi_linear kimi-linear minimax",
     "an encoder: it makes no text, or not alone": (

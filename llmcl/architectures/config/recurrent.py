@@ -6,6 +6,7 @@ from collections.abc import Collection
 
 from llmcl.architectures.config import limits
 from llmcl.architectures.config.heads import kv_heads_from_gguf
+from llmcl.architectures.config.mamba import mamba_from_gguf, mamba_from_hf
 from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.families.family import Family
 from llmcl.architectures.families.recurrent import DeltaSettings, RecurrentSettings, ShortConvSettings
@@ -31,7 +32,9 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
     if not isinstance(kinds, list) or len(kinds) != n_layers:
         read.fail("layer_types", kinds, f"the types of {n_layers} layers")
     settings: RecurrentSettings
-    if family.recurrent == "conv":
+    if family.recurrent == "mamba":
+        settings = mamba_from_hf(read)
+    elif family.recurrent == "conv":
         length = read.size("conv_L_cache", limits.MAX_CONV_LENGTH, minimum=2)
         settings = ShortConvSettings(length, read.flag("conv_bias", default=False))
     else:
@@ -52,7 +55,7 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
 def recurrent_from_gguf(
     read: Reader, arch: str, family: Family, n_layers: int, tensor_names: Collection[str]
 ) -> Recurrent:
-    """Reads the recurrent layers: without key and value heads (LFM2), or all except every interval-th (Qwen 3.5)."""
+    """Reads the recurrent layers: without key and value heads, or all except every interval-th (Qwen 3.5)."""
     if family.recurrent is None:
         return [None] * n_layers
     if family.recurrent == "linear_attention":
@@ -71,7 +74,11 @@ def recurrent_from_gguf(
         interval = read.size(f"{arch}.full_attention_interval", limits.MAX_LAYERS, default=4)
         _checked(delta, read.source)
         return [None if (i + 1) % interval == 0 else delta for i in range(n_layers)]
-    settings = ShortConvSettings(read.size(f"{arch}.shortconv.l_cache", limits.MAX_CONV_LENGTH, minimum=2))
+    settings: RecurrentSettings
+    if family.recurrent == "mamba":
+        settings = mamba_from_gguf(read, arch, tensor_names)
+    else:
+        settings = ShortConvSettings(read.size(f"{arch}.shortconv.l_cache", limits.MAX_CONV_LENGTH, minimum=2))
     return [None if heads else settings for heads in kv_heads_from_gguf(read, arch, family, n_layers)]
 
 

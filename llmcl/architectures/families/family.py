@@ -59,6 +59,7 @@ class ExpertKeys:
     shared_size: str | None = None  # rows of the shared expert's gate; None: no shared expert
     top_k: str = "num_experts_per_tok"  # experts per token
     enabled: str | None = None  # flag that enables experts; None: always enabled
+    optional: bool = False  # the number of experts may be 0: no experts
     shared_count: str | None = None  # number of shared experts, `size` rows each, merged into one
     scoring: Scoring | None = None  # scoring if config.json does not say; None: largest logits
     dense_layers: str | None = None  # number of leading layers without experts
@@ -106,6 +107,8 @@ class Family:
     unrotated_layers: bool = False  # some layers do not rotate (no_rope_layers, no_rope_layer_interval)
     unrotated_full: bool = False  # beside layers with a window, layers without one do not rotate
     optional_head_norms: bool = False  # reads use_qk_norm; GGUF files say it by their tensors
+    # "optional": queries and keys rotate only if position_embedding_type is "rope" (GGUF: rope.scaling.finetuned)
+    rotates: Literal["always", "optional"] = "always"
     partial_rotation: bool = False  # reads partial_rotary_factor
     # rotary scaling names in config.json with an unusual meaning
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
@@ -121,7 +124,7 @@ class Family:
     stacked: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     latent: bool = False  # latent attention (`families/latent.py`)
     # name of recurrent layers in `layer_types`; None: no recurrent layers
-    recurrent: Literal["conv", "linear_attention"] | None = None
+    recurrent: Literal["conv", "linear_attention", "mamba"] | None = None
     joined_inputs: tuple[str, ...] = ()  # see `DeltaSettings.joined`, for safetensors
     # safetensors module names that differ from Llama's, with llmcl's names
     modules: Mapping[str, str] = field(default_factory=dict)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from dataclasses import dataclass
 
@@ -140,5 +141,78 @@ class DeltaNet(RecurrentBlock):
         }
 
 
-RecurrentSettings = ShortConvSettings | DeltaSettings
+@dataclass(frozen=True)
+class MambaSettings:
+    """A checkpoint's Mamba-2 settings: n_heads heads of d_head values; n_groups inputs B and outputs C of the state."""
+
+    n_heads: int = 128
+    d_head: int = 64
+    n_groups: int = 1
+    d_state: int = 128
+    length: int = 4  # inputs visible to the convolution
+    conv_bias: bool = True
+    log_decays: bool = True  # log(-A) is stored; False: A, as in GGUF files
+    least_step: float = 0.0
+    most_step: float = math.inf
+
+    @property
+    def inner(self) -> int:
+        """Returns the values of all heads together."""
+        return self.n_heads * self.d_head
+
+    @property
+    def channels(self) -> int:
+        """Returns the convolution's channels: x, B and C together."""
+        return self.inner + 2 * self.n_groups * self.d_state
+
+
+@dataclass(frozen=True)
+class Mamba(RecurrentBlock):
+    """Mamba-2: out_proj(gated norm of S^T C + D x), where each token adds B x^T to a head's decaying matrix S."""
+
+    norm: str | None = "input_layernorm"
+    settings: MambaSettings = MambaSettings()
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        hidden, settings = sizes.hidden_size, self.settings
+        inner, channels = settings.inner, settings.channels
+        gates, convolved, steps = row_runs(inner, channels, settings.n_heads)  # as stored
+        return {
+            "projection": MatrixPlan(
+                "mamba in",
+                hidden,
+                ("mamba.in_proj.weight",) * 3,
+                (channels, inner, settings.n_heads),
+                row_runs=(convolved, gates, steps),
+            ),
+            "output": MatrixPlan("mamba out", inner, ("mamba.out_proj.weight",), (hidden,)),
+        }
+
+    def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
+        settings, heads = self.settings, (self.settings.n_heads,)
+        conv: dict[str, tuple[int, ...]] = {"mamba.conv1d.weight": (settings.channels, settings.length)}
+        conv |= {"mamba.conv1d.bias": (settings.channels,)} if settings.conv_bias else {}
+        decays = "mamba.A_log" if settings.log_decays else "mamba.A"
+        return super().vectors(sizes) | {
+            "conv": conv,
+            "scalars": {decays: heads, "mamba.dt_bias": heads, "mamba.D": heads},
+            "gated_norm": {"mamba.norm.weight": (settings.inner,)},
+        }
+
+    def states(self, sizes: Sizes) -> dict[str, tuple[int, ...]]:
+        settings = self.settings
+        matrix = settings.n_heads, settings.d_state, settings.d_head
+        return {"conv": (settings.length - 1, settings.channels), "matrix": matrix}
+
+    def activations(self, sizes: Sizes) -> dict[str, int]:
+        settings = self.settings
+        return {
+            "mixer_in": settings.channels + settings.inner + settings.n_heads,
+            "mixer_qkv": settings.channels,
+            "mixer_gates": 2 * settings.n_heads,
+            "mixed": settings.inner,
+        }
+
+
+RecurrentSettings = ShortConvSettings | DeltaSettings | MambaSettings
 """Of the layers of a family that have no attention."""
