@@ -32,6 +32,10 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
         def experts(module: str, i: int = i, n: int = block.settings.n_experts) -> NDArray[Any]:
             return np.stack([stacked.pop(layer_name(i, f"{module.format(e)}.weight")) for e in range(n)])
 
+        if block.gate is None:
+            for name, module in (("up", block.up), ("down", block.down)):
+                stacked[layer_name(i, f"mixer.experts.{name}_proj")] = experts(module)
+            continue
         granite = config.architecture.startswith("granite")
         usual = "feed_forward." if config.architecture == "lfm2_moe" else "mlp."
         prefix = layer_name(i, "block_sparse_moe." if granite else "" if block.own_norms else usual)

@@ -127,6 +127,8 @@ BY_SIGMOIDS, IN_GROUPS = Scores(scale=1.8), Scores(n_groups=4, top_groups=2, sca
 IN_THREE = dataclasses.replace(IN_GROUPS, n_groups=3)
 BY_SOFTMAX = Scores("softmax", n_groups=3, top_groups=2, scale=2.0, corrected=False)
 SCALED_SOFTMAX = Scores("softmax", scale=2.0, corrected=False)
+UNGATED = ExpertSettings(6, 2, 48, shared_size=64, scores=Scores(scale=2.5))
+UNGATED_GROUPS = ExpertSettings(9, 4, 32, renormalize=False, shared_size=32, scores=IN_THREE)
 BY_BIASES = ExpertSettings(6, 2, 48, scores=Scores())
 BY_PLAIN_SIGMOIDS = ExpertSettings(9, 4, 32, renormalize=False, scores=Scores(scale=1.5, corrected=False))
 
@@ -239,7 +241,7 @@ FAMILIES: dict[str, ModelConfig] = {
         architecture="granitemoehybrid",
         settings=[LayerSettings(recurrent=mixer, rotation="none") for mixer in (MAMBA_GROUPS, None)],
         **GROUPED,
-        **GRANITE,
+        **{**GRANITE, "attention_scale": 0.4},
     ),
     "granitemoehybrid-rotated": small_config(
         architecture="granitemoehybrid",
@@ -249,6 +251,36 @@ FAMILIES: dict[str, ModelConfig] = {
         intermediate_size=32,
         tie_embeddings=True,
         **GRANITE,
+    ),
+    "nemotron_h": small_config(
+        architecture="nemotron_h",
+        settings=[
+            LayerSettings(recurrent=MAMBA, part="mixer"),
+            LayerSettings(part="mlp"),
+            LayerSettings(part="mixer"),
+            LayerSettings(recurrent=MAMBA, part="mixer"),
+            LayerSettings(part="mlp"),
+        ],
+    ),
+    "nemotron_h-experts": small_config(  # ends with attention
+        architecture="nemotron_h",
+        settings=[
+            LayerSettings(recurrent=MAMBA_GROUPS, part="mixer"),
+            LayerSettings(experts=UNGATED, part="mlp"),
+            LayerSettings(part="mixer"),
+        ],
+        intermediate_size=48,
+        **GROUPED,
+    ),
+    "nemotron_h-groups": small_config(  # experts in groups, MLPs beside them; ends with experts
+        architecture="nemotron_h",
+        settings=[
+            LayerSettings(part="mixer"),
+            LayerSettings(recurrent=MAMBA, part="mixer"),
+            LayerSettings(part="mlp"),
+            LayerSettings(experts=UNGATED_GROUPS, part="mlp"),
+        ],
+        **APART,
     ),
     "lfm2": small_config(  # ends with a short convolution
         architecture="lfm2",
@@ -595,6 +627,7 @@ NOT_IN_GGUF = (
     "deepseek_v3-odd",
     "smollm3-biases",
     "lfm2-biases",  # which no key or tensor of the format has
+    "nemotron_h-groups",  # llama.cpp's converter does not write how many groups are used, nor layers of both kinds
     "lfm2_moe-plain",  # llama.cpp's converter writes neither of its settings
     "lfm2_moe-grouped",  # whose files have no output head
     "olmo2-biases",

@@ -17,7 +17,7 @@ from recurrent_weights import as_in_gguf, recurrent_of
 
 from llmcl.architectures.config import ModelConfig, RopeScaling
 from llmcl.architectures.families import FAMILIES
-from llmcl.architectures.families.blocks import layer_name
+from llmcl.architectures.families.blocks import Experts, UngatedMlp, layer_name
 from llmcl.architectures.families.recurrent import DeltaNet, Mamba, ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
@@ -65,7 +65,17 @@ def save_gguf(
 
 def gguf_architecture(config: ModelConfig) -> str:
     """What the file's general.architecture says."""
+    if experts_of(config) and (name := FAMILIES[config.architecture].gguf_name_with_experts):
+        return name
     return FAMILIES[config.architecture].gguf_name or GGUF_NAMES[config.architecture]
+
+
+def _rows_of_mlp(config: ModelConfig, layer: int) -> int:
+    """Rows of the layer's MLP or of one of its experts, 0 for a mixer."""
+    (block,) = config.layers[layer]
+    if isinstance(block, Experts):
+        return block.settings.size
+    return block.rows(config) if isinstance(block, UngatedMlp) else 0
 
 
 def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = False) -> None:
@@ -79,10 +89,12 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
     writer.add_embedding_length(config.hidden_size)
     widths = [width_of(config, i) for i in range(config.n_layers)]
     rows = [width * config.intermediate_size for width in widths]
-    writer.add_feed_forward_length(rows if max(widths) > 1 else config.intermediate_size)
+    if FAMILIES[config.architecture].single_blocks:
+        rows = [_rows_of_mlp(config, i) for i in range(config.n_layers)]
+    writer.add_feed_forward_length(rows if len({*rows}) > 1 else config.intermediate_size)
     writer.add_head_count(config.n_q_heads)
     block = next(iter(recurrent.values()), None)
-    n_kv_heads = [0 if i in recurrent else config.n_kv_heads for i in range(config.n_layers)]
+    n_kv_heads = [config.n_kv_heads if i in config.attention_layers else 0 for i in range(config.n_layers)]
     if config.latent is not None and joined_heads:
         n_kv_heads = [config.n_q_heads] * config.n_layers
     own_heads = FAMILIES[config.architecture].own_heads
@@ -179,16 +191,28 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
         of = next(iter(experts.values())).settings
         writer.add_expert_count(of.n_experts)
         writer.add_expert_used_count(of.top_k)
-        if of.size != config.intermediate_size or arch in ("gpt-oss", "minimax-m2", "qwen35moe", "qwen3next"):
+        if of.size != config.intermediate_size or arch in (
+            "gpt-oss",
+            "minimax-m2",
+            "qwen35moe",
+            "qwen3next",
+            "nemotron_h_moe",
+        ):
             writer.add_expert_feed_forward_length(of.size)
         shared_size = of.shared_size
         if arch == "ernie4_5-moe":  # which the converter makes of other sizes
             shared_size = config.intermediate_size // config.n_kv_heads
+        if arch == "nemotron_h_moe":
+            assert of.scores is not None
+            writer.add_expert_shared_count(1)
+            writer.add_expert_weights_norm(of.renormalize)
+            writer.add_expert_weights_scale(of.scores.scale)
+            writer.add_expert_group_count(of.scores.n_groups)
         if of.shared_size and not FAMILIES[config.architecture].own_heads:  # whose shared expert is its MLP
             writer.add_expert_shared_feed_forward_length(shared_size)
         if arch == "hunyuan-moe":
             writer.add_expert_shared_count(1)
-        if config.latent is None and of.scores is not None:
+        if config.latent is None and of.scores is not None and arch != "nemotron_h_moe":
             write_scores(writer, config)
 
 
@@ -222,8 +246,9 @@ def gguf_tensors(
     for i, block in experts_of(config).items():
         of = block.settings
         in_one = fused_experts or block.own_norms
-        fused = [("gate_up", (block.gate, block.up))] if in_one else []
-        fused += [] if in_one else [("gate", (block.gate,)), ("up", (block.up,))]
+        fused = [("gate_up", block.first_modules)] if in_one else []
+        alone = [("gate" if module == block.gate else "up", (module,)) for module in block.first_modules]
+        fused += [] if in_one else alone
         for name, modules in (*fused, ("down", (block.down,))):
             for kind in ("weight", "bias") if block.bias else ("weight",):
                 of_modules = [
@@ -232,7 +257,7 @@ def gguf_tensors(
                 ]
                 of_all = of_modules[0] if len(of_modules) == 1 else np.concatenate(of_modules, axis=1)
                 yield f"blk.{i}.ffn_{name}_exps.{kind}", of_all
-        for name in ("gate", "up", "down"):
+        for name in ("up", "down") if block.gate is None else ("gate", "up", "down"):
             if block.settings.shared_size and not block.own_norms:
                 shared = stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight"))
                 yield f"blk.{i}.ffn_{name}_shexp.weight", shared
@@ -248,6 +273,7 @@ def gguf_tensors(
             halves = stored.reshape(-1, 2, config.head_dim // 2, *stored.shape[1:])
             stored = halves.swapaxes(1, 2).reshape(stored.shape)
         name += ".bias" if name.endswith(".expert_bias") else ""
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         gguf_name = own_name(name) or names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert gguf_name is not None, name
         gguf_name += ".weight" if name.endswith((".sinks", ".layer_scalar")) else ""

@@ -235,6 +235,11 @@ def transformers_class(config: ModelConfig) -> Any:
         is_granite = config.architecture.startswith("granite")
         has_own_count = FAMILIES[config.architecture].recurrent or keys.enabled
         count = "num_experts" if has_own_count and not is_granite else "num_local_experts"
+        if config.architecture == "nemotron_h":
+            assert of.scores is not None
+            count = "n_routed_experts"
+            groups = {"n_group": of.scores.n_groups, "topk_group": of.scores.top_groups}
+            options |= {**groups, "routed_scaling_factor": of.scores.scale}
         options |= {count: of.n_experts, keys.top_k: of.top_k, keys.size: of.size}
         options["experts_implementation"] = "eager"  # the others know no float64
         options |= {keys.renormalize: of.renormalize} if isinstance(keys.renormalize, str) else {}
@@ -246,7 +251,7 @@ def transformers_class(config: ModelConfig) -> Any:
                 "use_expert_bias": of.scores is not None and of.scores.corrected,
             }
             options["routed_scaling_factor"] = 1.0 if of.scores is None else of.scores.scale
-        elif len(experts) < config.n_layers and keys.dense_layers is None:
+        elif len(experts) < config.n_layers and keys.dense_layers is None and config.architecture != "nemotron_h":
             options["mlp_only_layers"] = [i for i in range(config.n_layers) if i not in experts]
     if config.architecture == "granitemoehybrid" and not experts:
         options |= {"num_local_experts": 0, "shared_intermediate_size": config.intermediate_size}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import FAMILIES
-from llmcl.architectures.families.blocks import layer_name
+from llmcl.architectures.families.blocks import Attention, Experts, UngatedMlp, layer_name
 from llmcl.architectures.families.recurrent import (
     DeltaNet,
     DeltaSettings,
@@ -56,6 +56,8 @@ def recurrent_options(config: ModelConfig) -> dict[str, Any]:
         of = block.settings
         options |= {"linear_num_key_heads": of.n_k, "linear_num_value_heads": of.n_v}
         options |= {"linear_key_head_dim": of.d_k, "linear_value_head_dim": of.d_v, "linear_conv_kernel_dim": of.length}
+    if isinstance(block, Mamba) and config.architecture == "nemotron_h":
+        return _nemotron_options(config, block.settings)
     if isinstance(block, Mamba):
         options |= _mamba_options(config, block.settings)
     return options
@@ -75,6 +77,22 @@ def _mamba_options(config: ModelConfig, of: MambaSettings) -> dict[str, Any]:
         "mamba_expand": of.inner // config.hidden_size,
         "time_step_limit": (of.least_step, of.most_step),
         "position_embedding_type": "rope" if rotations == {"main"} else None,
+    }
+
+
+def _nemotron_options(config: ModelConfig, of: MambaSettings) -> dict[str, Any]:
+    """transformers clamps the time steps of a prompt, not of an answer, at time_step_min; other engines do not."""
+    names = {Mamba: "linear_attention", Attention: "full_attention", UngatedMlp: "mlp", Experts: "moe"}
+    return {
+        "layers_block_type": [names[type(block)] for (block,) in config.layers],
+        "mamba_num_heads": of.n_heads,
+        "mamba_head_dim": of.d_head,
+        "n_groups": of.n_groups,
+        "ssm_state_size": of.d_state,
+        "conv_kernel": of.length,
+        "use_conv_bias": of.conv_bias,
+        "layer_norm_epsilon": config.rms_norm_eps,
+        "time_step_min": 0.0,
     }
 
 
@@ -100,11 +118,14 @@ def as_in_gguf(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) -> dict
             found[prefix + "A_log"] = -np.exp(found[prefix + "A_log"])
             found[prefix + "dt_proj.bias"] = found.pop(prefix + "dt_bias")
         if isinstance(block, Mamba):
-            prefix, groups = layer_name(i, "mamba."), block.settings.n_groups
+            module = "mixer." if config.architecture == "nemotron_h" else "mamba."
+            prefix, groups = layer_name(i, module), block.settings.n_groups
             found[prefix + "A_log"] = -np.exp(found[prefix + "A_log"])[:, None]
             found[prefix + "D"] = found[prefix + "D"][:, None]
             found[prefix + "norm.weight"] = found[prefix + "norm.weight"].reshape(groups, -1)
             found[prefix + "dt_proj.bias"] = found.pop(prefix + "dt_bias")
+    if config.architecture == "nemotron_h":
+        found = {name.replace("model.", "backbone.", 1): values for name, values in found.items()}
     return found
 
 

@@ -35,6 +35,7 @@ _ROUTERS = (
     ".ffn_gate_inp.weight",
     ".ffn_gate_inp_shexp.weight",
 )
+_VECTORS = (".ssm_a", ".ssm_d", ".ssm_norm.weight")  # Mamba's vectors, which GGUF files hold as matrices
 _CONVOLUTIONS = (".conv.weight", ".conv1d.weight", ".ssm_conv1d.weight")
 
 
@@ -44,6 +45,10 @@ def is_router(tensor: str) -> bool:
 
 def is_convolution(tensor: str) -> bool:
     return tensor.endswith(_CONVOLUTIONS)
+
+
+def is_vector(tensor: str) -> bool:
+    return tensor.endswith(_VECTORS)
 
 
 def check_quantize(name: str) -> str:

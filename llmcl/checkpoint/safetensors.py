@@ -39,7 +39,9 @@ _TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "backbone.": "model.",
 }
+_BACKBONE = "backbone.embeddings.weight"  # Nemotron-H's
 _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _SHARD = re.compile(r"model-([0-9]{5})-of-([0-9]{5})\.safetensors")
@@ -80,7 +82,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
         stored = with_scales(stored, quantization_from_hf(config_json), config.dtype)
         is_packed = any(tensor.view is not None for tensor in stored.values())
     _check_not_quantised(stored)
-    if config_json["model_type"] in TEXT_PARTS:
+    if config_json["model_type"] in TEXT_PARTS or _BACKBONE in stored:
         stored = _text_tensors(stored)
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
     stored = transposed_parts(stored, family.transposed, config)

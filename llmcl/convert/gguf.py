@@ -18,6 +18,7 @@ from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
 from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
+from llmcl.checkpoint.quantize import is_vector
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
 from llmcl.errors import UnsupportedModelError, shown
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
@@ -112,7 +113,7 @@ def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], 
     _, stored = read_gguf(checkpoint.path)
     tensors = []
     for name, tensor in stored.items():
-        is_matrix = len(tensor.shape) > 1
+        is_matrix = len(tensor.shape) > 1 and not is_vector(name)
         rows = tensor.data.reshape(math.prod(tensor.shape[:-1]), -1)
         format = chosen(hf_names.get(name, name), tensor.shape) if is_matrix else tensor.format
         tensors.append(OutTensor(name, tensor.shape, format, tensor.format, _slices(rows)))

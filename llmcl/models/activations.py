@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.architectures.config import ModelConfig
-from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
+from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation, UngatedMlp
 from llmcl.architectures.families.latent import LatentAttention
 from llmcl.architectures.families.parallel import ParallelAttention
 from llmcl.architectures.families.plain_mlp import PlainMlp
@@ -46,6 +46,7 @@ class Activations:
     expert_rows: Buffer | None = None  # [n, top_k, expert size]
     expert_order: Buffer | None = None  # int32 [n top_k], in prefill
     expert_blocks: Buffer | None = None  # int32 [blocks, 4], in prefill
+    expert_ones: Buffer | None = None  # [n, top_k]: ones, the shares in the first product of experts without a gate
     expert_outputs: Buffer | None = None  # [n, top_k, hidden], in prefill
     layer_inputs: Buffer | None = None  # [n, layers, size]: per-layer input embeddings
     layer_gate: Buffer | None = None  # [n, size]
@@ -66,6 +67,8 @@ class Activations:
         if act.no_rope is not None:
             cosines_then_sines = np.repeat(np.array([1.0, 0.0], np.float32), config.rotated_size("none") // 2)
             device.write(act.no_rope, np.tile(cosines_then_sines, chunk))
+        if act.expert_ones is not None:
+            device.write(act.expert_ones, np.ones(shapes["expert_ones"], np.float32))
         return act
 
     def of(self, name: str) -> Buffer:
@@ -121,6 +124,8 @@ def activation_shapes(
         some["expert_order"] = (chunk * top_k,)
         some["expert_blocks"] = max(most_blocks(chunk, settings.n_experts, settings.top_k) for settings in experts), 4
         some["expert_outputs"] = chunk, top_k, config.hidden_size
+    if any(block.gate is None for block in mixtures):
+        some["expert_ones"] = chunk, max(settings.top_k for settings in experts)
     if any(block.own_norms for block in mixtures):
         some["expert_sums"] = chunk, config.hidden_size
     if any(isinstance(block, Attention) and (block.gated or block.gate_module) for block in blocks):
@@ -134,7 +139,7 @@ def activation_shapes(
             for name, values in block.activations(config).items():
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])
     ffn = max([settings.shared_size for settings in experts], default=0)
-    ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, GatedMlp))])
+    ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, (GatedMlp, UngatedMlp)))])
     if any(isinstance(block, (ParallelAttention, PlainMlp)) for block in blocks):
         ffn = max(ffn, config.intermediate_size)
     return some | {

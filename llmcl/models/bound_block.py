@@ -16,7 +16,7 @@ from llmcl.models.layer_ops import LayerOps
 from llmcl.runtime.device import Buffer, Launch
 
 # Epilogue of the gate-and-up product, by activation.
-GATES = {"silu": "swiglu", "gelu_tanh": "geglu", "clamped_swiglu": "clamped_swiglu"}
+GATES = {"silu": "swiglu", "gelu_tanh": "geglu", "clamped_swiglu": "clamped_swiglu", "relu2": "relu2"}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from llmcl.ops.choose_experts import choose_experts, choose_scored_experts
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.ops.scale_shares import scale_shares
 from llmcl.ops.sigmoid_gate import sigmoid_gate
+from llmcl.ops.squared_relu import squared_relu
 from llmcl.ops.zero_rows import zero_rows
 from llmcl.runtime.device import Buffer, Launch
 
@@ -21,7 +22,7 @@ from llmcl.runtime.device import Buffer, Launch
 @dataclass(frozen=True)
 class ExpertsWeights(BlockWeights):
     router: Weight  # [n_experts, hidden], plus a last row for the shared expert's gate if present
-    gate_up: Weight  # [n_experts 2 size, hidden], tiles alternate
+    gate_up: Weight  # [n_experts 2 size, hidden], tiles alternate; without a gate [n_experts size, hidden]
     down: Weight  # [n_experts hidden, size]
     router_bias: Buffer | None  # float32 [n_experts]
     gate_up_bias: Buffer | None  # float32 [n_experts, 2, size], gate and up
@@ -65,7 +66,10 @@ class ExpertsBlock(BoundBlock):
         yield from self._choose(ops, x, norm)
         # The shared expert also reads x, so run it before anything is added to x.
         if weights.shared_gate_up is not None:
-            yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=self.gate)
+            epilogue = self.gate if self.gate != "relu2" else "store"
+            yield from ops.product(x, norm, weights.shared_gate_up, act.ffn, epilogue=epilogue)
+            if self.gate == "relu2":
+                yield from squared_relu(ops.device, act.ffn, weights.shared_gate_up.rows)
         if self.has_shared_gate and weights.shared_down is not None:
             sizes = {"columns": weights.shared_down.k, "gate_row": weights.router.rows}
             yield from sigmoid_gate(ops.device, act.ffn, act.of("router_logits"), **sizes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.step_context import StepContext
@@ -70,14 +71,19 @@ def experts_by_block(
         group_by_expert(device, ids, order, blocks, context.step, n_experts=n_experts, top_k=top_k, block_rows=size)
         for size in dict.fromkeys(sizes)
     ]
-    gated = gated_rows(device, gate_up, down, context.step, most) or of_slots
+    has_gate = experts.gate != "relu2"
+    gated = (gated_rows(device, gate_up, down, context.step, most) if has_gate else None) or of_slots
     summands = slot_outputs(device, down, outputs, most)
     grouped, step = (order, blocks), context.step
-    gate, gate_up_bias, down_bias = experts.gate, experts.gate_up_bias, experts.down_bias
+    first: dict[str, Any] = {"gate": experts.gate, "bias": experts.gate_up_bias}
+    if not has_gate:
+        first["weights"] = act.of("expert_ones")
     return [
         *groupings[0],
-        *experts_prefill(device, gate_up, x, *grouped, gated, step, gate=gate, bias=gate_up_bias, max_rows=most),
+        *experts_prefill(device, gate_up, x, *grouped, gated, step, **first, max_rows=most),
         *(launch for grouping in groupings[1:] for launch in grouping),
-        *experts_prefill(device, down, gated, *grouped, summands, step, weights=shares, bias=down_bias, max_rows=most),
+        *experts_prefill(
+            device, down, gated, *grouped, summands, step, weights=shares, bias=experts.down_bias, max_rows=most
+        ),
         *experts_sum(device, summands, out, top_k=top_k, columns=context.config.hidden_size),
     ]

@@ -31,6 +31,7 @@ from llmcl.kernels.common.sizes import local_size, run_of
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.kernels.table import op_launches
+from llmcl.ops.squared_relu import squared_relu
 from llmcl.runtime.device import Buffer, Device, KernelArg, Launch
 
 
@@ -52,11 +53,12 @@ def experts_gate_up(
     bias float32 [n_experts, 2, f]: added to W_gate y and to W_up y.
 
     weight [n_experts 2 f, k], with alternating gate and up tiles; x float32 [n, k]; norm float32 [k]; ids int32
-    [n, top_k]; out float32 [n, top_k, f]; k and f multiples of 16. gate: a key of EXPERT_GATES.
+    [n, top_k]; out float32 [n, top_k, f]; k and f multiples of 16. gate: a key of EXPERT_GATES. With "relu2", weight is
+    W_up [n_experts f, k] alone, and out = max(W_up y, 0)^2, without a bias.
     """
     launches = []
     for part in weight.parts:
-        product = ExpertProduct(weight, part, tiles_at_once=2)
+        product = ExpertProduct(weight, part, tiles_of(gate), is_first=True)
         row = table.pick(ExpertsGateUp, device, part.dtype, weight.k)
         size_constants, groups, local = row.size(device, product)
         constants = {
@@ -74,6 +76,11 @@ def experts_gate_up(
             device.launch(row.file, "experts_gate_up", constants, args, groups=groups, local=local, cost=cost)
         )
     return launches
+
+
+def tiles_of(gate: str | None) -> int:
+    """Returns the tiles that belong together: a gate's and an up projection's, or one."""
+    return 1 if gate in (None, "relu2") else 2
 
 
 def experts_down(
@@ -207,6 +214,7 @@ def experts_prefill(
 
     With a gate (a key of EXPERT_GATES): out[t][s] as in experts_gate_up without a norm; x float32 [n, k], out
     [n, top_k, f].
+    The gate "relu2" also needs weights, which are ones, and an `out` in float32.
     With weights float32 [n, top_k]: out[t][s] = weights[t][s] W x[t][s]; x float32 [n, top_k, f], out
     [n, top_k, hidden].
 
@@ -215,7 +223,7 @@ def experts_prefill(
     """
     launches: list[Launch] = []
     for part, row in zip(weight.parts, _of_rows(device, weight, max_rows), strict=True):
-        product = ExpertProduct(weight, part, tiles_at_once=1 if gate is None else 2)
+        product = ExpertProduct(weight, part, tiles_of(gate), is_first=gate is not None)
         size_constants, groups, local = row.size(device, product)
         if isinstance(x, ExpertRows):
             rows = x.buffer
@@ -224,10 +232,11 @@ def experts_prefill(
             launches += packing
         constants = {**product.constants(), "EXPERT_TILES": product.tiles, **size_constants}
         constants |= {"SLOTS": product.slots, **bias_constants(bias)}
-        constants["EPILOGUE"] = "EPILOGUE_STORE" if gate is None else "EPILOGUE_SWIGLU"
+        constants["EPILOGUE"] = "EPILOGUE_STORE" if product.tiles_at_once == 1 else "EPILOGUE_SWIGLU"
         constants |= {} if gate is None else {"GATE": EXPERT_GATES[gate]}
         constants |= {"OUT": kernel_name(out.dtype)} if isinstance(out, ExpertRows) else {}
-        factors = order if weights is None else weights  # not read with a gate
+        assert weights is not None or product.tiles_at_once == 2
+        factors = order if weights is None else weights  # not read with gate and up tiles
         out_buffer = out.buffer if isinstance(out, ExpertRows) else out
         args: list[KernelArg] = [part.buffer, rows, order, blocks, factors, out_buffer, np.int32(product.first_expert)]
         args += [] if bias is None else [bias]
@@ -243,6 +252,9 @@ def experts_prefill(
                 cost=product.cost(values),
             )
         )
+    if gate == "relu2":
+        assert isinstance(out, Buffer)
+        launches += squared_relu(device, out, weight.top_k * weight.rows // weight.n_experts)
     return launches
 
 

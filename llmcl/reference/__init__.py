@@ -34,6 +34,7 @@ from llmcl.reference.layers import (
     rope_table,
     scale_rows,
     soft_cap,
+    squared_relu,
     swiglu,
     xielu,
 )
@@ -150,6 +151,7 @@ __all__ = [
     "soft_cap",
     "softmax_state",
     "spread_rotary_rows",
+    "squared_relu",
     "swiglu",
     "to_tiles",
     "uniform",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -83,7 +83,17 @@ def clamped_swiglu(gate: Array, up: Array) -> Float64:
     return swiglu(1.702 * gate, up + 1.0) / 1.702
 
 
-GATES = {"swiglu": swiglu, "geglu": geglu, "clamped_swiglu": clamped_swiglu}
+def squared_relu(x: Array) -> Float64:
+    """max(x, 0)^2, any shape."""
+    return np.square(np.maximum(wide(x), 0.0))
+
+
+GATES: dict[str, Callable[[Array, Array], Float64]] = {
+    "swiglu": swiglu,
+    "geglu": geglu,
+    "clamped_swiglu": clamped_swiglu,
+    "relu2": lambda gate, up: squared_relu(up),  # without a gate
+}
 
 
 def biased_gate(gate: Array, up: Array, bias: Array, kind: str) -> Float64:

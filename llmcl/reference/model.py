@@ -18,6 +18,7 @@ from llmcl.architectures.families.blocks import (
     LayerInput,
     OwnNorms,
     Rotation,
+    UngatedMlp,
     layer_name,
 )
 from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
@@ -40,6 +41,7 @@ from llmcl.reference.layers import (
     rope_table,
     scale_rows,
     soft_cap,
+    squared_relu,
     swiglu,
     xielu,
 )
@@ -193,6 +195,9 @@ def forward(
     def attend_beside(block: ParallelAttention, layer: str, x: Array) -> Array:
         return attend(block, layer, x) + gated_mlp(MLP, layer, x)
 
+    def ungated_mlp(block: UngatedMlp, layer: str, x: Array) -> Array:
+        return biased(stored(squared_relu(project(x, layer + "mlp.up"))), layer + "mlp.down")
+
     def mixture(block: Experts, layer: str, x: Array) -> Array:
         y = chosen(block, layer, x, *choose(block, layer, x))
         return y + shared(block, layer, x) if block.settings.shared_size else y
@@ -231,15 +236,19 @@ def forward(
 
         gate_up_bias = down_bias = None
         if block.bias:
-            gate_up_bias = np.stack([experts(block.gate, "bias"), experts(block.up, "bias")], axis=1)
+            gate_up_bias = np.stack([experts(module, "bias") for module in block.first_modules], axis=1)
             down_bias = experts(block.down, "bias")
         kind = {"silu": "swiglu", "gelu_tanh": "geglu"}.get(block.activation, block.activation)
-        rows = stored(experts_gate_up(x, experts(block.gate), experts(block.up), ids, kind, gate_up_bias))
+        rows = stored(experts_gate_up(x, experts(block.first_modules[0]), experts(block.up), ids, kind, gate_up_bias))
         return experts_down(rows, experts(block.down), ids, stored(shares), down_bias)
 
     def shared(block: Experts, layer: str, x: Array) -> Array:
-        gate, up = (project(x, f"{layer}{block.shared}.{name}") for name in ("gate", "up"))
-        rows = stored({"silu": swiglu, "gelu_tanh": geglu}[block.activation](gate, up))
+        up = project(x, f"{layer}{block.shared}.up")
+        if block.gate is None:
+            return linear(stored(squared_relu(up)), weights[f"{layer}{block.shared}.down_proj.weight"])
+        rows = stored(
+            {"silu": swiglu, "gelu_tanh": geglu}[block.activation](project(x, f"{layer}{block.shared}.gate"), up)
+        )
         if block.has_shared_gate:
             rows = stored(sigmoid_gate(rows, linear(x, weights[f"{layer}{block.shared_gate}.weight"])))
         return linear(rows, weights[f"{layer}{block.shared}.down_proj.weight"])
@@ -290,6 +299,7 @@ def forward(
         ParallelAttention: attend_beside,
         PlainMlp: plain_mlp,
         GatedMlp: gated_mlp,
+        UngatedMlp: ungated_mlp,
         Experts: mixture,
         ShortConv: convolve,
         DeltaNet: delta_net,

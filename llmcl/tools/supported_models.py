@@ -20,6 +20,7 @@ from llmcl.architectures.families.blocks import (
     GatedMlp,
     QueryScale,
     Scores,
+    UngatedMlp,
 )
 from llmcl.architectures.families.family import Family, LayerSettings
 from llmcl.architectures.families.parallel import ParallelAttention
@@ -148,8 +149,12 @@ def _features(family: Family) -> list[str]:
         features.append("xIELU without a gate" if isinstance(block, PlainMlp) else "")
         if isinstance(block, GatedMlp):
             features.append("biases of the MLP" if block.bias else "")
+        if isinstance(block, UngatedMlp) or (isinstance(block, Experts) and block.gate is None):
+            features.append("an MLP without a gate")
         if isinstance(block, (GatedMlp, Experts)):
-            features.append({"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}[block.activation])
+            features.append(
+                {"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}.get(block.activation, "")
+            )
         if isinstance(block, Experts):
             features.append("experts with biases" if block.bias else "experts")
             features.append("experts chosen by scores" if block.settings.scores else "")

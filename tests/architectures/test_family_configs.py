@@ -14,7 +14,7 @@ from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
 
 from llmcl.architectures.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.architectures.families import FAMILIES
-from llmcl.architectures.families.blocks import ExpertSettings, Heads, QueryScale
+from llmcl.architectures.families.blocks import Attention, Experts, ExpertSettings, Heads, QueryScale, UngatedMlp
 from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, Mamba, MambaSettings, ShortConv
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.kv_cache import kv_bytes_per_position
@@ -35,9 +35,10 @@ def test_every_family_has_the_defaults_of_transformers():
         sparse = {key: HF_CONFIG[key] for key in required} | {"num_attention_heads": 32, "hidden_size": 2048}
         if model_type == "deepseek_v2":
             sparse["moe_intermediate_size"] = 1408  # 1407 unless it says so, which no model has
-        theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
         if family.recurrent == "mamba":  # of whose layers none has attention unless they are listed
-            sparse["layer_types"] = ["attention"] * sparse["num_hidden_layers"]
+            key = "layers_block_type" if family.single_blocks else "layer_types"
+            sparse[key] = ["full_attention"] * HF_CONFIG["num_hidden_layers"]
+        theirs = transformers.CONFIG_MAPPING[model_type](**sparse)
         if family.own_heads:
             theirs.allow_global_per_layer_attribute_access = True
             sizes = [of_layer.head_dim for of_layer in theirs.per_layer_config]
@@ -50,10 +51,16 @@ def test_every_family_has_the_defaults_of_transformers():
             assert config.n_kv_heads == theirs.num_key_value_heads, model_type
         assert config.max_position == theirs.max_position_embeddings, model_type
         assert config.tie_embeddings == getattr(theirs, "tie_word_embeddings", False), model_type
-        eps_key = {"lfm2": "norm_eps", "lfm2_moe": "norm_eps", "cohere": "layer_norm_eps", "cohere2": "layer_norm_eps"}
+        eps_key = {
+            "lfm2": "norm_eps",
+            "lfm2_moe": "norm_eps",
+            "nemotron_h": "layer_norm_epsilon",
+            "cohere": "layer_norm_eps",
+            "cohere2": "layer_norm_eps",
+        }
         assert config.rms_norm_eps == getattr(theirs, eps_key.get(model_type, "rms_norm_eps")), model_type
         assert config.logit_scale == getattr(theirs, "logit_scale", None) or not family.logit_scale, model_type
-        rope = theirs.rope_parameters
+        rope = {"rope_theta": 10000.0} if family.rotates == "never" else theirs.rope_parameters
         assert config.rope_theta == rope.get("full_attention", rope)["rope_theta"], model_type
         if family.local_rope:
             assert config.local_rope_theta == rope["sliding_attention"]["rope_theta"], model_type
@@ -490,6 +497,61 @@ def test_limits_of_time_steps():
 def test_what_a_granite_4_may_not_say(changes, error, message):
     with pytest.raises(error, match=message):
         granite_4(**changes)
+
+
+def nemotron(pattern: str = "M-M*E", **changes: Any) -> ModelConfig:
+    """As Nemotron 3 Nano's config.json has it."""
+    sizes = {"hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2, "intermediate_size": 1856}
+    mamba = {"mamba_num_heads": 64, "mamba_head_dim": 64, "n_groups": 8, "ssm_state_size": 128, "conv_kernel": 4}
+    experts = {"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856}
+    experts |= {"moe_shared_expert_intermediate_size": 3712, "n_shared_experts": 1, "num_local_experts": None}
+    names = {"architectures": ["NemotronHForCausalLM"], "model_type": "nemotron_h", "hybrid_override_pattern": pattern}
+    others = {"routed_scaling_factor": 2.5, "layer_norm_epsilon": 1e-5, "head_dim": 128, "num_hidden_layers": 5}
+    limits = {"time_step_limit": [0.0, math.inf], "mlp_hidden_act": "relu2", "hidden_act": None}
+    return hf(**{**sizes, **mamba, **experts, **names, **others, **limits, **changes})
+
+
+def test_nemotron_has_one_block_a_layer():
+    config = nemotron()
+    kinds = [type(block) for (block,) in config.layers]
+    assert kinds == [Mamba, UngatedMlp, Mamba, Attention, Experts] and config.rms_norm_eps == 1e-5
+    assert config.heads(3) == Heads(2, 128) and config.attention(3).rotation == "none"
+    assert config.layers[0][0] == Mamba(settings=MambaSettings(64, 64, 8, 128))
+    settings = experts_of(config)[4].settings
+    assert (settings.n_experts, settings.top_k, settings.size, settings.shared_size) == (128, 6, 1856, 3712)
+    assert settings.scores is not None and settings.scores.scale == 2.5 and settings.scores.corrected
+    named = ["mamba", "mlp", "linear_attention", "full_attention", "moe"]
+    assert nemotron(layers_block_type=named, hybrid_override_pattern=None) == config
+    assert nemotron(head_dim=None, attention_head_dim=128) == config
+    assert not experts_of(nemotron("M-*-", n_routed_experts=None))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"pattern": "M-X"}, CheckpointError, "layers_block_type"),
+        ({"moe_latent_size": 1024}, UnsupportedModelError, "moe_latent_size"),
+        ({"use_bias": True}, UnsupportedModelError, "use_bias"),
+        ({"mlp_hidden_act": "silu"}, UnsupportedModelError, "'silu' .mlp_hidden_act"),
+        ({"mlp_bias": True}, UnsupportedModelError, "mlp_bias"),
+        ({"mamba_hidden_act": "gelu"}, UnsupportedModelError, "mamba_hidden_act"),
+    ],
+)
+def test_what_a_nemotron_may_not_say(changes, error, message):
+    with pytest.raises(error, match=message):
+        nemotron(**changes)
+
+
+def test_gguf_says_which_layers_of_a_nemotron_are_mlps():
+    heads, rows = np.array([0, 0, 3, 0]), np.array([0, 256, 0, 0])
+    sizes = {"block_count": 4, "attention.head_count_kv": heads, "feed_forward_length": rows, "ssm.conv_kernel": 4}
+    sizes |= {"ssm.state_size": 16, "ssm.group_count": 1, "ssm.time_step_rank": 4, "ssm.inner_size": 64}
+    names = {f"nemotron_h.{key}": value for key, value in sizes.items()}
+    config = config_from_gguf(gguf_of("nemotron_h", **names), ["token_embd.weight"])
+    kinds = [type(block) for (block,) in config.layers]
+    assert kinds == [Mamba, UngatedMlp, Attention, Mamba] and config.intermediate_size == 256
+    with pytest.raises(CheckpointError, match="feed_forward_length"):
+        config_from_gguf(gguf_of("nemotron_h", **names | {"nemotron_h.feed_forward_length": 256}), [])
 
 
 def test_gguf_says_by_its_heads_which_layers_of_lfm2_have_attention():

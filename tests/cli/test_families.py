@@ -15,13 +15,14 @@ from programs import Run
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import ExpertSettings
 from llmcl.architectures.families.family import LayerSettings
-from llmcl.architectures.families.recurrent import DeltaSettings, ShortConvSettings
+from llmcl.architectures.families.recurrent import DeltaSettings, MambaSettings, ShortConvSettings
 from llmcl.runtime.device import Device
 
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32, joined=("qkvz", "ba"))
+MAMBA = MambaSettings(n_heads=4, d_head=32, n_groups=1, d_state=32)
 EXPERTS, BESIDE = ExpertSettings(6, 2, 64), ExpertSettings(6, 2, 64, shared_size=32)
 CONFIGS: dict[str, ModelConfig] = {
     "lfm2": small_config("lfm2", settings=[LayerSettings(recurrent=ShortConvSettings()), LayerSettings()]),
@@ -32,6 +33,11 @@ CONFIGS: dict[str, ModelConfig] = {
         rotary_dim=8,
         norm_offset=1.0,
     ),
+    "granitemoehybrid": small_config(
+        "granitemoehybrid",
+        settings=[LayerSettings(recurrent=MAMBA, rotation="none"), LayerSettings(rotation="none")],
+        attention_scale=0.25,
+    ),
     "gpt_oss": small_config(
         "gpt_oss",
         settings=[LayerSettings(window, bias=True, output_bias=True, experts=EXPERTS) for window in (WINDOW, None)],
@@ -39,11 +45,16 @@ CONFIGS: dict[str, ModelConfig] = {
     ),
 }
 TEMPLATE = "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\n' }}{% endfor %}"
-KERNELS = {"lfm2": "short_conv", "qwen3_next": "delta_rule", "gpt_oss": "choose_experts"}
+KERNELS = {
+    "lfm2": "short_conv",
+    "qwen3_next": "delta_rule",
+    "gpt_oss": "choose_experts",
+    "granitemoehybrid": "mamba_inputs",
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "gpt_oss"])
+@pytest.mark.parametrize("name", ["qwen3_next", "lfm2", "gpt_oss", "granitemoehybrid"])
 def test_commands(name: str, run_here: Run, default_device: Device, tmp_path: Path) -> None:
     config, text = CONFIGS[name], tmp_path / "text.txt"
     weights = random_weights(config, seed=1)

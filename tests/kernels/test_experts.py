@@ -233,6 +233,31 @@ def test_biases_and_a_clamped_gate(target: Device, dtype: str, n: int) -> None:
     check_down(target, dtype, 48, 64, biased=True, per_part=IN_PARTS, top_k=3, n=n)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "n"),
+    [("float32", 67), pytest.param("bfloat16", 3, marks=small), pytest.param("q4_0", 3, marks=pytest.mark.slow)],
+)
+def test_experts_without_a_gate(target: Device, dtype: str, n: int) -> None:
+    """Token by token with a norm, and in blocks without one."""
+    f, k, top_k, rng = 48, 96, 2, np.random.default_rng(n)
+    weight, values = experts_on_device(target, dtype, f, k, top_k, gate_up=False, experts_per_part=IN_PARTS)
+    up = values.reshape(N_EXPERTS, f, k)
+    x, norm = rng.standard_normal((n, k)).astype(np.float32), (1.0 + 0.2 * rng.standard_normal(k)).astype(np.float32)
+    ids, out, rows = ids_of(n, top_k), poisoned(target, (n, top_k, f)), with_poison(target, x)
+    normed = {"norm": with_poison(target, norm), "eps": EPS}
+    run(experts_gate_up(target, weight, rows, with_poison(target, ids), out, gate="relu2", **normed), n)
+    expected = reference.experts_gate_up(reference.rms_norm(x, norm, EPS), up, up, ids, "relu2")
+    assert relative_error(read_guarded(target, out, np.float32, expected.shape), expected) < TOLERANCE
+    expected = reference.experts_gate_up(x, up, up, ids, "relu2")
+    ones = with_poison(target, np.ones((n, top_k), np.float32))
+    for max_rows, size in sizes_of_blocks(target, weight, n):
+        out, (order, blocks, step) = poisoned(target, (n, top_k, f)), grouped(target, ids, size)
+        first = {"gate": "relu2", "weights": ones, "max_rows": max_rows}
+        run(experts_prefill(target, weight, rows, order, blocks, out, step, **first), n)
+        error = relative_error(read_guarded(target, out, np.float32, expected.shape), expected)
+        assert error < 2 * prefill_tolerance(target, dtype, weight.k, max_rows)
+
+
 @small
 def test_few_columns(target: Device) -> None:
     check_gate_up(target, "bfloat16", 16, 32, n=2, norm=False)

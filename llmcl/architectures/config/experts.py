@@ -42,7 +42,10 @@ def experts_from_hf(read: Reader, family: Family, n_layers: int) -> Experts:
         shared,
         _scores_from_hf(read, keys, n_experts),
     )
-    dense = _dense_layers(read, keys, n_layers)
+    if family.single_blocks:
+        dense = {i for i, kind in enumerate(read.get("layer_types")) if kind != "moe"}
+    else:
+        dense = _dense_layers(read, keys, n_layers)
     return _checked([None if i in dense else settings for i in range(n_layers)], read.source)
 
 
@@ -112,7 +115,9 @@ def experts_from_gguf(read: Reader, arch: str, family: Family, n_layers: int, te
     if may_be_none and not read.size(f"{prefix}count", limits.MAX_EXPERTS, default=0, minimum=0):
         return [None] * n_layers
     n_experts = read.size(f"{prefix}count", limits.MAX_EXPERTS)
-    of_mlp = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
+    of_mlp = 0  # with one block a layer it is a list
+    if not family.single_blocks:
+        of_mlp = read.size(f"{arch}.feed_forward_length", limits.MAX_INTERMEDIATE, default=0, minimum=0)
     size = read.size(f"{prefix}feed_forward_length", limits.MAX_INTERMEDIATE, default=of_mlp or None)
     shared = 0
     if keys.shared_size is not None:

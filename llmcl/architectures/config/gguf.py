@@ -24,7 +24,7 @@ from llmcl.architectures.config.layer_inputs import input_size_from_gguf, keys_o
 from llmcl.architectures.config.missing import check_file_type, refuse_architecture
 from llmcl.architectures.config.model_config import ModelConfig, checked
 from llmcl.architectures.config.reader import Reader, unsupported
-from llmcl.architectures.config.recurrent import recurrent_from_gguf
+from llmcl.architectures.config.recurrent import parts_from_gguf, recurrent_from_gguf
 from llmcl.architectures.config.rope import MAX_THETA, GgufFactors, query_scale_from_gguf, scaling_from_gguf
 from llmcl.architectures.families import FAMILIES, GGUF_FAMILIES
 from llmcl.architectures.families.blocks import Heads
@@ -90,6 +90,8 @@ def config_from_gguf(
     if value_dim != head_dim:
         unsupported(f"values of another size than keys (value_length {value_dim}, key_length {head_dim})")
     rope_dim = read.size(f"{arch}.rope.dimension_count", limits.MAX_HEAD_DIM, default=head_dim)
+    if family.rotates == "never":
+        rope_dim = head_dim
     if rope_dim != head_dim and (not family.partial_rotation or rope_dim > head_dim or rope_dim % 2):
         unsupported(f"partial rotary embeddings ({arch}.rope.dimension_count {rope_dim} of {head_dim})")
     max_position = read.size(f"{arch}.context_length", limits.MAX_POSITION)
@@ -127,6 +129,7 @@ def config_from_gguf(
     of_layers: dict[str, Sequence[Any]] = {
         "experts": experts_from_gguf(read, arch, family, n_layers, tensor_names),
         "recurrent": recurrent_from_gguf(read, arch, family, n_layers, tensor_names),
+        "part": parts_from_gguf(read, arch, family, n_kv_heads),
         "heads": own_heads,
         "keys_as_values": keys_as_values_from_gguf(family, n_layers, tensor_names),
         "keys_of": keys_of_from_gguf(read, arch, family, windows),

@@ -75,6 +75,8 @@ def kv_heads_from_gguf(read: Reader, arch: str, family: Family, n_layers: int) -
     if not isinstance(heads, np.ndarray):
         default = read.size(f"{arch}.attention.head_count", limits.MAX_HEADS)
         return [read.size(key, limits.MAX_HEADS, default=default)] * n_layers
+    if family.gguf_drafting_layers:
+        heads = heads[:n_layers]
     listed = heads.tolist()
     numbers = {*listed} - ({0} if family.recurrent is not None else set())
     is_whole = heads.dtype.kind in "iu" and heads.shape == (n_layers,) and len(numbers) > 0

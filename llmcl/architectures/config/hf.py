@@ -21,16 +21,16 @@ from llmcl.architectures.config.heads import heads_from_hf, keys_as_values_from_
 from llmcl.architectures.config.latent import latent_from_hf, latent_scale, log_multiplier_from_hf
 from llmcl.architectures.config.layer_inputs import input_size_from_hf, keys_of_from_hf, mlp_widths_from_hf
 from llmcl.architectures.config.lfm2 import lfm2_keys
-from llmcl.architectures.config.mamba import granite_hybrid_keys
+from llmcl.architectures.config.mamba import granite_hybrid_keys, nemotron_h_keys
 from llmcl.architectures.config.missing import refuse_architecture
 from llmcl.architectures.config.model_config import ModelConfig, checked
 from llmcl.architectures.config.muse_glimmer import muse_keys
 from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.config.reader import Reader, unsupported
-from llmcl.architectures.config.recurrent import recurrent_from_hf
+from llmcl.architectures.config.recurrent import parts_from_hf, recurrent_from_hf
 from llmcl.architectures.config.rope import query_scale_from_hf, rope_from_hf, rotary_dim_keys
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS, TextPart
-from llmcl.architectures.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation
+from llmcl.architectures.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation, UngatedMlp
 from llmcl.architectures.families.family import Family, LayerSettings
 from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.errors import shown
@@ -51,12 +51,14 @@ _OTHER_KEYS = {
     "lfm2_moe": lfm2_keys,
     "minimax_m2": rotary_dim_keys,
     "muse_glimmer_text": muse_keys,
+    "nemotron_h": nemotron_h_keys,
 }
 _ACTIVATIONS: dict[Activation, tuple[str, tuple[str, ...]]] = {
     "silu": ("hidden_act", ("silu", "swish")),
     "gelu_tanh": ("hidden_activation", ("gelu_pytorch_tanh",)),
     "clamped_swiglu": ("hidden_act", ("silu", "swish")),
     "xielu": ("hidden_act", ("xielu",)),
+    "relu2": ("mlp_hidden_act", ("relu2",)),
 }
 
 
@@ -168,6 +170,7 @@ def _settings(
         "rotation": rotations,
         "experts": experts_from_hf(read, family, n_layers),
         "recurrent": recurrent_from_hf(read, family, n_layers),
+        "part": parts_from_hf(read, family, n_layers),
         "heads": heads_from_hf(read, family, windows, heads),
         "keys_as_values": keys_as_values_from_hf(read, family, windows),
         "keys_of": keys_of,
@@ -223,7 +226,13 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
     if not isinstance(layer_types, list):
         read.fail("layer_types", layer_types, "a list")
     for layer_type in layer_types:
-        if layer_type not in ("full_attention", "sliding_attention", family.recurrent):
+        known = (
+            "full_attention",
+            "sliding_attention",
+            family.recurrent,
+            *(("mlp", "moe") if family.single_blocks else ()),
+        )
+        if layer_type not in known:
             unsupported(f"layers of type {shown(layer_type)} (layer_types)", "it supports full and sliding attention")
     if not layer_types:
         return windows_by_pattern(pattern, window, n_layers, first)
@@ -249,11 +258,19 @@ def _refuse_features(read: Reader, family: Family) -> None:
     # With "vision" only image tokens see each other.
     if read.get("use_bidirectional_attention", False) not in (False, "vision"):
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    mlps = (block for block in family.layer(LayerSettings()) if isinstance(block, (Experts, GatedMlp, PlainMlp)))
-    mlp = next(mlps, GatedMlp())
-    key, known = _ACTIVATIONS["xielu" if isinstance(mlp, PlainMlp) else mlp.activation]
-    if (activation := read.text(key, default=known[0])) not in known:
-        unsupported(f"the activation {shown(activation)} ({key})", f"it supports {known[0]}")
+    kinds = Experts, GatedMlp, PlainMlp, UngatedMlp
+    mlp = next((block for block in family.layer(LayerSettings()) if isinstance(block, kinds)), GatedMlp())
+    activation: Activation
+    match mlp:
+        case PlainMlp():
+            activation = "xielu"
+        case UngatedMlp():
+            activation = "relu2"
+        case _:
+            activation = mlp.activation
+    key, known = _ACTIVATIONS[activation]
+    if (wanted := read.text(key, default=known[0])) not in known:
+        unsupported(f"the activation {shown(wanted)} ({key})", f"it supports {known[0]}")
     quantization_from_hf(read.values, family.quant_methods)
     for name, value in family.fixed.items():
         if (actual := read.get(name, value)) != value:

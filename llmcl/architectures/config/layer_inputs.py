@@ -45,6 +45,8 @@ def mlp_widths_from_gguf(read: Reader, arch: str, family: Family, n_layers: int)
     """Returns the base MLP rows and each layer's multiple. None: the metadata has no list."""
     key = f"{arch}.feed_forward_length"
     rows = read.get(key)
+    if isinstance(rows, np.ndarray) and family.single_blocks and rows.dtype.kind in "iu" and rows.any():
+        return int(min(rows.max(), limits.MAX_INTERMEDIATE)), [1] * n_layers
     if not isinstance(rows, np.ndarray) or not family.own_heads:
         return None, [1] * n_layers
     listed = rows.tolist()

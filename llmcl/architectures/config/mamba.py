@@ -14,6 +14,18 @@ from llmcl.errors import CheckpointError
 MAX_STATE = 256  # of a head's keys or values: see recurrent.py
 _MIXER, _ATTENTION = "mamba", "full_attention"
 _KINDS = {"mamba": _MIXER, "linear_attention": _MIXER, "attention": _ATTENTION, "full_attention": _ATTENTION}
+_KINDS |= {"mlp": "mlp", "moe": "moe"}
+_LETTERS = {"M": _MIXER, "*": _ATTENTION, "-": "mlp", "E": "moe"}
+_KIND_KEYS = ("layers_block_type", "layer_types", "hybrid_override_pattern")
+_NEMOTRON_KEYS = {
+    "rms_norm_eps": "layer_norm_epsilon",
+    "mamba_n_heads": "mamba_num_heads",
+    "mamba_d_head": "mamba_head_dim",
+    "mamba_n_groups": "n_groups",
+    "mamba_d_state": "ssm_state_size",
+    "mamba_d_conv": "conv_kernel",
+    "mamba_conv_bias": "use_conv_bias",
+}
 
 
 def granite_hybrid_keys(read: Reader) -> dict[str, Any]:
@@ -28,10 +40,21 @@ def granite_hybrid_keys(read: Reader) -> dict[str, Any]:
     return values
 
 
+def nemotron_h_keys(read: Reader) -> dict[str, Any]:
+    """Returns the layers' types under one name each, and sizes under Granite's keys."""
+    kinds = next((kinds for key in _KIND_KEYS if (kinds := read.get(key)) is not None), None)
+    names = _LETTERS if isinstance(kinds, str) else _KINDS
+    if not isinstance(kinds, (str, list)) or any(not isinstance(kind, str) or kind not in names for kind in kinds):
+        read.fail("layers_block_type", kinds, f"a list of {', '.join(_KINDS)}, or hybrid_override_pattern")
+    others = {key: read.get(other) for key, other in _NEMOTRON_KEYS.items()}
+    head_dim = {"head_dim": read.get("attention_head_dim", read.get("head_dim"))}
+    return {**others, **head_dim, "layer_types": [names[kind] for kind in kinds], "num_hidden_layers": len(kinds)}
+
+
 def mamba_from_hf(read: Reader) -> MambaSettings:
     """Reads Granite's keys. The size of a head may be "auto"."""
     n_heads = read.size("mamba_n_heads", limits.MAX_HEADS)
-    inner = read.size("mamba_expand", limits.MAX_HIDDEN) * read.size("hidden_size", limits.MAX_HIDDEN)
+    inner = read.size("mamba_expand", limits.MAX_HIDDEN, default=2) * read.size("hidden_size", limits.MAX_HIDDEN)
     automatic = read.get("mamba_d_head") in (None, "auto")
     d_head = max(inner // n_heads, 1) if automatic else read.size("mamba_d_head", limits.MAX_HEAD_DIM)
     if read.flag("mamba_proj_bias", default=False):

@@ -10,9 +10,7 @@ from llmcl.architectures.config.reader import unsupported
 from llmcl.errors import UnsupportedModelError, shown
 
 _MISSING = {
-    "state-space layers (Mamba)": (
-        "mamba mamba2 jamba bamba zamba zamba2 falcon_h1 falcon-h1 nemotron_h nemotron_h_moe plamo2"
-    ),
+    "state-space layers (Mamba)": ("mamba mamba2 jamba bamba zamba zamba2 falcon_h1 falcon-h1 plamo2"),
     "recurrent layers of its kind": "rwkv rwkv6 rwkv7 arwkv7 recurrent_gemma xlstm kimi_linear kimi-linear minimax",
     "an encoder: it makes no text, or not alone": (
         "bert modernbert modern-bert nomic-bert nomic_bert roberta xlm-roberta xlm_roberta jina-bert-v2 deberta-v2 "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+
+import numpy as np
 
 from llmcl.architectures.config import limits
 from llmcl.architectures.config.heads import kv_heads_from_gguf
@@ -50,6 +52,24 @@ def recurrent_from_hf(read: Reader, family: Family, n_layers: int) -> Recurrent:
             read.source,
         )
     return [settings if kind == family.recurrent else None for kind in kinds]
+
+
+def parts_from_hf(read: Reader, family: Family, n_layers: int) -> list[str]:
+    """Returns `LayerSettings.part` for each layer."""
+    if not family.single_blocks:
+        return ["both"] * n_layers
+    return ["mlp" if kind in ("mlp", "moe") else "mixer" for kind in read.get("layer_types")]
+
+
+def parts_from_gguf(read: Reader, arch: str, family: Family, n_kv_heads: Sequence[int]) -> list[str]:
+    """Returns `LayerSettings.part` for each layer: an MLP has rows, attention has heads."""
+    n_layers, key = len(n_kv_heads), f"{arch}.feed_forward_length"
+    if not family.single_blocks:
+        return ["both"] * n_layers
+    rows = read.get(key)
+    if not isinstance(rows, np.ndarray) or rows.dtype.kind not in "iu" or len(rows) < n_layers:
+        read.fail(key, rows, f"the rows of {n_layers} layers")
+    return ["mlp" if n and not heads else "mixer" for n, heads in zip(rows.tolist(), n_kv_heads, strict=False)]
 
 
 def recurrent_from_gguf(

@@ -47,5 +47,8 @@ TEXT_PARTS: dict[str, TextPart] = {
 
 # Keyed by GGUF's general.architecture.
 GGUF_FAMILIES: dict[str, str] = {
-    family.gguf_name: name for name, family in FAMILIES.items() if family.gguf_name is not None
+    gguf_name: name
+    for name, family in FAMILIES.items()
+    for gguf_name in (family.gguf_name, family.gguf_name_with_experts)
+    if gguf_name is not None
 }

@@ -14,7 +14,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
-Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "xielu"]
+Activation = Literal["silu", "gelu_tanh", "clamped_swiglu", "relu2", "xielu"]
 # How a router scores experts when it does not use plain logits: a sigmoid per expert, or a softmax over all experts.
 Scoring = Literal["sigmoid", "softmax"]
 # Rotary frequencies: the model's main ones, separate ones for windowed layers, or none.
@@ -256,6 +256,23 @@ class GatedMlp(Block):
 
 
 @dataclass(frozen=True)
+class UngatedMlp(Block):
+    """down(max(up(x), 0)^2)."""
+
+    norm: str | None = "post_attention_layernorm"
+
+    def rows(self, sizes: Sizes) -> int:
+        return sizes.intermediate_size
+
+    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
+        hidden, ffn = sizes.hidden_size, self.rows(sizes)
+        return {
+            "up": MatrixPlan("up", hidden, ("mlp.up_proj.weight",), (ffn,)),
+            "down": MatrixPlan("down", ffn, ("mlp.down_proj.weight",), (hidden,)),
+        }
+
+
+@dataclass(frozen=True)
 class LayerInput(Block):
     """x += post_norm(output(activation(gate(x)) * per-layer token embedding)): see `ModelConfig`."""
 
@@ -340,7 +357,7 @@ class Experts(Block):
     activation: Activation = "silu"
     bias: bool = False  # bias on router and experts
     router: str = "mlp.gate"
-    gate: str = "mlp.experts.{}.gate_proj"
+    gate: str | None = "mlp.experts.{}.gate_proj"  # None: experts, and the shared one, have no gate
     up: str = "mlp.experts.{}.up_proj"
     down: str = "mlp.experts.{}.down_proj"
     shared: str = "mlp.shared_expert"  # module of the shared expert, used by every token
@@ -352,20 +369,30 @@ class Experts(Block):
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, settings = sizes.hidden_size, self.settings
         numbers = range(settings.n_experts)
-        pairs = tuple(f"{module.format(i)}.weight" for i in numbers for module in (self.gate, self.up))
+        first = tuple(f"{module.format(i)}.weight" for i in numbers for module in self.first_modules)
         downs = tuple(f"{self.down.format(i)}.weight" for i in numbers)
         several = partial(MatrixPlan, n_experts=settings.n_experts, top_k=settings.top_k)
         plans = {
             "router": MatrixPlan("router", hidden, self._routers(), (settings.n_experts, 1)[: len(self._routers())]),
-            "gate_up": several("gate and up of experts", hidden, pairs, (settings.size,) * len(pairs), alternate=True),
+            "gate_up": several(
+                "gate and up of experts", hidden, first, (settings.size,) * len(first), alternate=self.gate is not None
+            ),
             "down": several("down of experts", settings.size, downs, (hidden,) * len(downs)),
         }
         if settings.shared_size:
-            gate, up, down = (f"{self.shared}.{name}_proj.weight" for name in ("gate", "up", "down"))
-            shared = settings.shared_size
-            plans["shared_gate_up"] = MatrixPlan("shared gate, up", hidden, (gate, up), (shared,) * 2, alternate=True)
+            shared, down = settings.shared_size, f"{self.shared}.down_proj.weight"
+            names = ("up",) if self.gate is None else ("gate", "up")
+            first = tuple(f"{self.shared}.{name}_proj.weight" for name in names)
+            plans["shared_gate_up"] = MatrixPlan(
+                "shared gate, up", hidden, first, (shared,) * len(first), alternate=self.gate is not None
+            )
             plans["shared_down"] = MatrixPlan("shared down", shared, (down,), (hidden,))
         return plans
+
+    @property
+    def first_modules(self) -> tuple[str, ...]:
+        """Returns the modules that read an expert's input."""
+        return (self.up,) if self.gate is None else (self.gate, self.up)
 
     @property
     def has_shared_gate(self) -> bool:
@@ -380,9 +407,7 @@ class Experts(Block):
         n, settings = range(self.settings.n_experts if self.bias else 0), self.settings
         block_vectors: dict[str, Shapes] = {
             "router_bias": {f"{self.router}.bias": (settings.n_experts,)} if self.bias else {},
-            "gate_up_bias": {
-                f"{module.format(i)}.bias": (settings.size,) for i in n for module in (self.gate, self.up)
-            },
+            "gate_up_bias": {f"{module.format(i)}.bias": (settings.size,) for i in n for module in self.first_modules},
             "down_bias": {f"{self.down.format(i)}.bias": (sizes.hidden_size,) for i in n},
             "scales": {} if self.scales is None else {self.scales: (settings.n_experts,)},
             "correction": {self.correction: (settings.n_experts,)}

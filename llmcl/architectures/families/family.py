@@ -37,6 +37,7 @@ class LayerSettings:
     output_bias: bool = False
     mlp_bias: bool = False  # see `GatedMlp.bias`
     experts: ExpertSettings | None = None  # None: no mixture of experts
+    part: Literal["both", "mixer", "mlp"] = "both"  # the layer's blocks, see `Family.single_blocks`
     recurrent: RecurrentSettings | None = None  # block in place of attention; None: attention
     is_first: bool = False
     is_last: bool = False
@@ -108,7 +109,7 @@ class Family:
     unrotated_full: bool = False  # beside layers with a window, layers without one do not rotate
     optional_head_norms: bool = False  # reads use_qk_norm; GGUF files say it by their tensors
     # "optional": queries and keys rotate only if position_embedding_type is "rope" (GGUF: rope.scaling.finetuned)
-    rotates: Literal["always", "optional"] = "always"
+    rotates: Literal["always", "optional", "never"] = "always"
     partial_rotation: bool = False  # reads partial_rotary_factor
     # rotary scaling names in config.json with an unusual meaning
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
@@ -125,6 +126,7 @@ class Family:
     latent: bool = False  # latent attention (`families/latent.py`)
     # name of recurrent layers in `layer_types`; None: no recurrent layers
     recurrent: Literal["conv", "linear_attention", "mamba"] | None = None
+    single_blocks: bool = False  # a layer is a mixer, or an MLP or experts
     joined_inputs: tuple[str, ...] = ()  # see `DeltaSettings.joined`, for safetensors
     # safetensors module names that differ from Llama's, with llmcl's names
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -136,6 +138,7 @@ class Family:
     # like stacked, for transposed tensors: the columns of an expert are the rows of its parts
     transposed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gguf_windowed: str | None = None  # family of GGUF files with the same name and a window
+    gguf_name_with_experts: str | None = None  # general.architecture of GGUF files with experts if not gguf_name
     gguf_experts: str | None = None  # family of GGUF files with the same name and experts
     # layer count of the size whose scores are divided by sqrt(hidden_size / heads); GGUF has no key for it
     gguf_wide_scale: int | None = None

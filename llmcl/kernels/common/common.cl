@@ -161,6 +161,10 @@ inline float sum16(float16 v) {
 #define GATE_MINUS_Z(g) (GATE == GATE_GELU_TANH ? -1.5957691216f * (g) * (1.0f + 0.044715f * (g) * (g)) : -(g))
 #define GATE_VALUE(g, EXP) ((g) / (1.0f + EXP(GATE_MINUS_Z(g))))
 
+// The activation of MLPs and experts without a gate: GATE_RELU2 has an up projection alone.
+#define GATE_RELU2 3
+#define SQUARED_RELU(u, type) (AT_LEAST(u, 0.0f, type) * AT_LEAST(u, 0.0f, type))
+
 // Applies an expert's gate to gate g and up u: GATE_VALUE(g) u, or clamped as in gpt-oss,
 // g' sigmoid(1.702 g') (u' + 1) with g' = min(g, 7) and u' from -7 to 7.
 #define GATE_CLAMPED_SWIGLU 2

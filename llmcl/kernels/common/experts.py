@@ -24,6 +24,7 @@ class ExpertProduct:
     weight: Weight
     part: WeightPart
     tiles_at_once: int  # 2 if gate and up tiles alternate, otherwise 1
+    is_first: bool = False  # the experts' first product: a token's slots share a row of x
 
     @property
     def top_k(self) -> int:
@@ -41,8 +42,8 @@ class ExpertProduct:
 
     @property
     def slots(self) -> int:
-        """Returns the number of slots per row of x. Before a gate, all slots of a token share a row."""
-        return self.top_k if self.tiles_at_once == 2 else 1
+        """Returns the number of slots per row of x."""
+        return self.top_k if self.is_first else 1
 
     @property
     def first_expert(self) -> int:

@@ -20,7 +20,7 @@ EPILOGUES = {"store": "EPILOGUE_STORE", "add": "EPILOGUE_ADD", "swiglu": "EPILOG
 # Epilogues of weights with alternating gate and up tiles, and the function applied to the gate.
 GATES = {"swiglu": "GATE_SILU", "geglu": "GATE_GELU_TANH"}
 # Gate functions for experts.
-EXPERT_GATES = {**GATES, "clamped_swiglu": "GATE_CLAMPED_SWIGLU"}
+EXPERT_GATES = {**GATES, "clamped_swiglu": "GATE_CLAMPED_SWIGLU", "relu2": "GATE_RELU2"}
 
 
 class ActivationLayout(ABC):

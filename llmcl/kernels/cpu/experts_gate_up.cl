@@ -14,7 +14,8 @@
 #include "cpu/tile_product.cl"
 
 #define UNITS (N / 16)
-#define PIECE PIECE_OF(2 * TILE_SIZE * sizeof(CAT(WEIGHT, _t)), TOP_K * UNITS)
+#define TILES_AT_ONCE (GATE == GATE_RELU2 ? 1 : 2)
+#define PIECE PIECE_OF(TILES_AT_ONCE * TILE_SIZE * sizeof(CAT(WEIGHT, _t)), TOP_K * UNITS)
 
 __kernel __attribute__((reqd_work_group_size(1, 1, 1)))
 void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const float* x, __global const float* norm,
@@ -36,7 +37,11 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
         for (int i = 0; i < n; ++i) {
             const int slot = (piece + i) / UNITS, tile = (piece + i) % UNITS, expert = ids[slot] - first_expert;
             if (expert < 0 || expert >= N_EXPERTS) continue;
-            __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * UNITS + tile) * 2 * TILE_SIZE;
+            __global const CAT(WEIGHT, _t)* w = weight + ((size_t)expert * UNITS + tile) * TILES_AT_ONCE * TILE_SIZE;
+#if GATE == GATE_RELU2
+            const float16 hidden = DOT_TILE(w) * scale;
+            y[i] = SQUARED_RELU(hidden, float16);
+#else
             float16 gate = DOT_TILE(w) * scale;
             float16 up = DOT_TILE(w + TILE_SIZE) * scale;
 #if BIAS
@@ -45,6 +50,7 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
             up += load16_f32(of_gate + N);
 #endif
             y[i] = APPLY_GATE(gate, up, exp16, float16);
+#endif
         }
         if (!MAY_STORE) return;
         for (int i = 0; i < n; ++i) {

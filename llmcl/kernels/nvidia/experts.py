@@ -59,7 +59,7 @@ class HopperExpertsPrefill(ExpertsPrefill):
         self, device: Device, product: ExpertProduct, x: Buffer, order: Buffer, blocks: Buffer, step: StepState
     ) -> tuple[Buffer, list[Launch]]:
         weight = product.weight
-        rows = self._working_memory(device, weight, step, "tokens" if product.tiles_at_once == 2 else "slots")
+        rows = self._working_memory(device, weight, step, "tokens" if product.is_first else "slots")
         token = weight.k * (weight.top_k // product.slots)  # values in a row of x
         constants = {"WEIGHT": _input(product.part.dtype), "K": token, "BLOCKS": False, "LOCAL_SIZE": 128}
         launch = device.launch(

@@ -3,6 +3,8 @@
 //   out[t][s][r] = GATE(gate) up,   gate, up = scale sum_k W[e][k] (x[t][k] norm[k]) (+ bias) of rows r,   e = ids[t][s]
 //   scale = 1/sqrt(mean(x^2) + EPS) with NORM, else 1 and no norm
 //
+// With GATE_RELU2 there is no gate: out = max(up, 0)^2, and an expert has N rows (no BIAS).
+//
 // weight  tiles (tiles.cl) for experts first_expert .. first_expert + N_EXPERTS - 1, each 2 N rows, gate and up in turn
 // x    float [n][K]     norm  float [K]     ids  int [n][TOP_K]     out  float [n][TOP_K][N]; unchanged for other experts
 //
@@ -19,7 +21,7 @@
 #include "portable/tile_pieces.cl"
 #include "common/expert_bias.cl"
 
-#define TILES_AT_ONCE 2
+#define TILES_AT_ONCE (GATE == GATE_RELU2 ? 1 : 2)
 #define ALL_PIECES N_PIECES
 
 typedef struct {
@@ -41,8 +43,8 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
     const int expert = ids[row] - first_expert;
     if (expert < 0 || expert >= N_EXPERTS) return;
     const uint power = HIDDEN_POWER(expert);
-    const operands o = {weight + ((size_t)expert * (N / 16) + unit) * 2 * TILE_SIZE, x + (size_t)(row / TOP_K) * K, norm};
-    float own[2][PIECE_ROWS], square;
+    const operands o = {weight + ((size_t)expert * (N / 16) + unit) * TILES_AT_ONCE * TILE_SIZE, x + (size_t)(row / TOP_K) * K, norm};
+    float own[TILES_AT_ONCE][PIECE_ROWS], square;
     add_pieces(own, &o, &square, lid, power);
 #if NORM
     NORM_SUMS;
@@ -51,6 +53,9 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
     const float scale = 1.0f;
 #endif
     float gate = sum_of_rows(own[0], sums, parts, lid) * scale;
+#if GATE == GATE_RELU2
+    if (lid < 16) out[(size_t)row * N + unit * 16 + lid] = SQUARED_RELU(gate, float);
+#else
     float up = sum_of_rows(own[1], sums, parts, lid) * scale;
     if (lid < 16) {
 #if BIAS
@@ -60,4 +65,5 @@ void experts_gate_up(__global const CAT(WEIGHT, _t)* weight, __global const floa
 #endif
         out[(size_t)row * N + unit * 16 + lid] = APPLY_GATE(gate, up, exp, float);
     }
+#endif
 }
