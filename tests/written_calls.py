@@ -332,5 +332,11 @@ ANSWERS: dict[str, tuple[str, str, str, list[tuple[str, str]]]] = {
         [],
     ),
     **OTHERS,
+    "nemotron": (
+        "nemotron",
+        f'I look.<TOOLCALL>[{{"name": "add", "arguments": {A}}}, {{"name": "weather", "arguments": {W}}}]</TOOLCALL>',
+        "I look.",
+        [("add", A), ("weather", W)],
+    ),
     "granite": ("granite", f'<|tool_call|>[{{"name": "add", "arguments": {A}}}]', "", [("add", A)]),
 }

@@ -143,6 +143,7 @@ FAMILIES = (
         is_list=True,
     ),
     ToolFamily("apertus", "<|tools_prefix|>", "<|tools_prefix|>", "<|tools_suffix|>", is_list=True, form=KeyForm()),
+    ToolFamily("nemotron", "<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>", is_list=True),
     ToolFamily("granite", "<|tool_call|>", "<|tool_call|>", "", is_list=True, other_openings=("<tool_call>",)),
     ToolFamily(
         "qwen", "<parameter=", "<tool_call>\n", "\n</tool_call>", other_openings=("<function=",), form=_FUNCTION

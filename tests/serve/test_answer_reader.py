@@ -262,6 +262,7 @@ def test_families_are_known_by_their_templates() -> None:
         ("Output any function calls within <function_calls></function_calls> XML tags.", "olmo 3"),
         ("[AVAILABLE_TOOLS] {{ tools }} [TOOL_CALLS]", "mistral"),
         ("<|tool_call|>", "granite"),
+        ('<TOOLCALL>[{{"name": "tool_name1", "arguments": "tool_args1"}}]</TOOLCALL>', "nemotron"),
         ("{{- '<|tool_call>call:' + function['name'] + '{' -}}", "gemma 4"),
         ("tool['type'] + '<｜tool▁sep｜>' + tool['function']['name'] + '\\n' + '```json'", "deepseek v3"),
         ("tool['function']['name'] + '<｜tool▁sep｜>' + tool['function']['arguments']", "deepseek v3.1"),

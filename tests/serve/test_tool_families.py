@@ -24,7 +24,7 @@ MARKS += ["<|tool_call_start|>", "<|tool_call_end|>", "<function_calls>", "<|too
 MARKS += ["[CALL_ID]", "[ARGS]", "<seed:tool_call>", "</seed:tool_call>", "<minimax:tool_call>", "</minimax:tool_call>"]
 MARKS += ["｜DSML｜", "<|START_ACTION|>", "<|END_ACTION|>", "<|tools_prefix|>", "<|tools_suffix|>"]
 MARKS += [f"<|tool_{name}|>" for name in ("calls_section_begin", "call_begin", "call_argument_begin", "call_end")]
-MARKS += ["<|tool_calls_section_end|>"]
+MARKS += ["<|tool_calls_section_end|>", "<TOOLCALL>", "</TOOLCALL>"]
 MARKS += [f"<｜tool▁{name}｜>" for name in ("calls▁begin", "call▁begin", "sep", "call▁end", "calls▁end")]
 ADD = Tool("add", "", {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}, True, "tools[0]")
 CALL = '{"name": "add", "arguments": {"a": 1}}'
@@ -91,6 +91,7 @@ ANSWERS = {
         "<function_calls>add(a=1)</function_calls>",
         "<function_calls>add(a=1)\nadd(a=1)</function_calls>",
     ),
+    "nemotron": (f"<TOOLCALL>[{CALL}]</TOOLCALL>", f"<TOOLCALL>[{CALL}, {CALL}]</TOOLCALL>"),
     "granite": (f"<|tool_call|>[{CALL}]", f"<|tool_call|>[{CALL}, {CALL}]"),
     "llama 3": (CALL.replace("arguments", "parameters"), ""),
 }
