@@ -30,7 +30,7 @@ from llmcl.runtime.device import Buffer, Launch
 
 def checked_ops(config: ModelConfig) -> list[str]:
     """Returns the ops with one variant that `llmcl doctor` checks and that only some models need."""
-    ops: dict[type[Block], str] = {ShortConv: "short_conv", DeltaNet: "delta_rule", Mamba: "delta_rule"}
+    ops: dict[type[Block], str] = {ShortConv: "short_conv", DeltaNet: "delta_rule", Mamba: "mamba_inputs"}
     ops[LatentAttention] = "latent_append"
     kinds = {type(block) for layer in config.layers for block in layer}
     return [op for kind, op in ops.items() if kind in kinds]

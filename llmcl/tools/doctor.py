@@ -37,7 +37,7 @@ from llmcl.runtime import child_process
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
 from llmcl.tools.latent_checks import latent_append_error, latent_attention_error
-from llmcl.tools.recurrent_checks import delta_net_error, short_conv_error
+from llmcl.tools.recurrent_checks import delta_net_error, mamba_error, short_conv_error
 from llmcl.tools.trials import (
     ROUNDED_ACTIVATIONS,
     AttentionProblem,
@@ -144,6 +144,7 @@ def checks() -> list[Check]:
         ("sample", "float32", _sample),
         ("short_conv", "float32", short_conv_error),
         ("delta_rule", "float32", delta_net_error),
+        ("mamba_inputs", "float32", mamba_error),
         ("latent_append", "float32", latent_append_error),
     ]
     for op, dtype, run_op in ops:

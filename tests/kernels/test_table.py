@@ -88,7 +88,7 @@ NO_OPS |= {"round_rows"}  # a layout of `portable-int8`
 GPU = GPUS[0].entry
 EVERY_OP = (
     *("gemma4_text-experts", "qwen3_5_text", "glm4_moe_lite", "gemma4_text-given", "llama-biases", "lfm2"),
-    *("cohere", "apertus"),
+    *("cohere", "apertus", "nemotron_h"),
 )
 CPU = dataclasses.replace(GPU, kind="cpu", unified_memory=True)
 
