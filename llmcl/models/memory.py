@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from llmcl.architectures.config import ModelConfig
-from llmcl.architectures.families.recurrent import DeltaNet
+from llmcl.architectures.families.recurrent import DeltaNet, Mamba
 from llmcl.errors import OutOfDeviceMemoryError, counted
 from llmcl.kernels.common.attention import AttentionShape
 from llmcl.kernels.common.dtype import is_rounded
@@ -13,7 +13,7 @@ from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.models.activations import activation_shapes, splits_of
 from llmcl.models.kv_cache import kv_bytes_per_position
 from llmcl.models.layer_span import LayerSpan
-from llmcl.models.recurrent_blocks import delta_shape
+from llmcl.models.recurrent_blocks import delta_shape, mamba_shape
 from llmcl.models.recurrent_states import KEPT_STATES, state_slots
 from llmcl.models.weights import WeightTypes, all_plans, weights_bytes
 from llmcl.ops.attention import prefill_implementation
@@ -60,8 +60,10 @@ def forecast(
         for _, dtype in types.runs(plan)
     ]
     working += experts_scratch_bytes(device, experts, chunk, exact_activations=types.exact_activations)
-    mixers = {block.settings for layer in config.layers for block in layer if isinstance(block, DeltaNet)}
-    working += max([delta_scratch_bytes(device, delta_shape(mixer), chunk) for mixer in mixers], default=0)
+    blocks = [block for layer in config.layers for block in layer]
+    mixers = {delta_shape(block.settings) for block in blocks if isinstance(block, DeltaNet)}
+    mixers |= {mamba_shape(block.settings).scan for block in blocks if isinstance(block, Mamba)}
+    working += max([delta_scratch_bytes(device, mixer, chunk) for mixer in mixers], default=0)
     exact = exact_queries(types, kv_dtype)
     for heads in config.kinds_of_heads if config.latent is None else []:
         cache = AttentionShape(config.n_q_heads, heads.n_kv, heads.size, kv_tokens, kv_dtype, exact_queries=exact)

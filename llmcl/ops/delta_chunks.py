@@ -27,9 +27,9 @@ class ChunkSizes:
 
 def chunk_sizes(device: Device, shape: DeltaShape) -> ChunkSizes | None:
     """Returns the sizes, or None if the device should go token by token: a CPU, or a GPU with too little
-    local memory. Mamba-2's scan goes token by token, too.
+    local memory.
     """
-    if device.is_cpu or not shape.corrects:
+    if device.is_cpu:
         return None
     columns = 32 if shape.d_v % 32 == 0 and shape.d_k <= 128 else 16
     slice = 32 if shape.d_k % 32 == 0 else 16
@@ -44,7 +44,8 @@ def chunk_sizes(device: Device, shape: DeltaShape) -> ChunkSizes | None:
 
 def scratch_values(shape: DeltaShape) -> dict[str, int]:
     """Returns the scratch per token, in float32 values."""
-    return {"delta w": shape.n_v * shape.d_k, "delta b": shape.n_v * CHUNK, "delta factors": shape.n_v * 2}
+    w = {"delta w": shape.n_v * shape.d_k} if shape.corrects else {}
+    return {**w, "delta b": shape.n_v * CHUNK, "delta factors": shape.n_v * 2}
 
 
 def delta_scratch_bytes(device: Device, shape: DeltaShape, max_tokens: int) -> int:
@@ -61,15 +62,21 @@ def delta_chunks(
     step: StepState,
     states: Buffer,
     out: Buffer,
+    scalars: Buffer | None = None,
 ) -> list[Launch]:
     """Computes `delta_rule` for consecutive tokens of one sequence, with the same arguments. sizes: from
     `chunk_sizes`.
     """
-    w, b, factors = (step.scratch(name, 4 * step.max_tokens * values) for name, values in scratch_values(shape).items())
+    *w, b, factors = (
+        step.scratch(name, 4 * step.max_tokens * values) for name, values in scratch_values(shape).items()
+    )
+    of_w = w[0] if w else b  # without a correction there is no w
+    others = [] if scalars is None else [scalars]
     common: dict[str, object] = {
         **step.constants,
         **shape.constants,
         "CHUNK": CHUNK,
+        "CORRECTS": shape.corrects,
         "HEADS_IN_TURN": shape.heads_in_turn,
         "STATE_RECURRENT": RECURRENT,
         "STATE_SNAPSHOT": SNAPSHOT,
@@ -90,7 +97,7 @@ def delta_chunks(
             device,
             "delta_terms",
             {**common, "SLICE": sizes.slice, "LOCAL_SIZE": TERMS_LOCAL_SIZE},
-            [qkv, gates, step.state, w, out, b, factors],
+            [qkv, gates, step.state, of_w, out, b, factors],
             groups=lambda n: (-(-(n + CHUNK - 1) // CHUNK), shape.n_v),  # the first chunk may be shorter
             local=(TERMS_LOCAL_SIZE, 1),
             cost=terms_cost,
@@ -99,7 +106,7 @@ def delta_chunks(
             device,
             "delta_chunks",
             {**common, **chunk_constants, "LOCAL_SIZE": sizes.local_size},
-            [qkv, w, b, factors, step.state, states, out],
+            [qkv, of_w, b, factors, step.state, states, out, *others],
             groups=(shape.d_v // sizes.columns, shape.n_v),
             local=(sizes.local_size, 1),
             cost=chunks_cost,

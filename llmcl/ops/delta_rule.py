@@ -79,7 +79,7 @@ def delta_rule(
     Mamba-2's scan, if `shape` corrects nothing: qkv, gates and scalars as in `mamba_inputs`.
     """
     if not each_alone and (chunks := chunk_sizes(device, shape)) is not None:
-        return delta_chunks(device, shape, chunks, qkv, gates, step, states, out)
+        return delta_chunks(device, shape, chunks, qkv, gates, step, states, out, scalars)
     width = columns_a_work_item(device)
     columns, parts = (1, 1) if device.is_cpu else (largest_divisor(shape.d_v, COLUMNS), PARTS)
     columns_of_group = columns * width

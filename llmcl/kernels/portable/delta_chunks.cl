@@ -2,6 +2,8 @@
 //
 //   d = u - w S;   out = g (S^T q) + b d;   S = g[last] S + k^T (factors[1] d)
 //
+// For Mamba-2's scan (without CORRECTS, see delta_rule.cl) d = u, and skip v is added to out. w is not read.
+//
 // qkv, w, b, factors  from delta_terms      state  int, see STATE_*; at position 0 the slot counts as 0. S after the tokens
 // before a snapshot also goes into the snapshot's slot
 // states  float [slots][N_V][D_K][D_V]                out    float [n][N_V][D_V]: u on entry
@@ -10,7 +12,7 @@
 // in local memory for the products with w and q, and in registers for updates. A work-item has 2 columns: TOKENS rows of d and out, ROWS
 // rows of S. Rows of w and q pass through local memory SLICE columns at a time, then rows of b, then KEY_TOKENS keys at a time. The next
 // data is loaded into registers during each computation.
-// Build: N_K, N_V, D_K, D_V (multiples of 16), HEADS_IN_TURN (see delta_rule.cl), step state constants, and with row groups =
+// Build: CORRECTS, N_K, N_V, D_K, D_V (multiples of 16), HEADS_IN_TURN (see delta_rule.cl), step state constants, and with row groups =
 // 2 LOCAL_SIZE / COLUMNS: CHUNK and D_K (multiples of row groups), COLUMNS (divides D_V), SLICE (divides D_K; 4 LOCAL_SIZE divides 2 CHUNK
 // SLICE and CHUNK CHUNK), KEY_TOKENS (divides CHUNK; KEY_TOKENS (D_K + 4) and CHUNK (CHUNK + 4) are at most 2 CHUNK (SLICE + 4)).
 // Local memory: 4 (D_K COLUMNS + CHUNK COLUMNS + 2 CHUNK (SLICE + 4)) bytes.
@@ -19,8 +21,8 @@
 #error "delta_chunks.cl needs N_K, N_V, D_K, D_V, CHUNK, COLUMNS, SLICE, KEY_TOKENS, LOCAL_SIZE, HEADS_IN_TURN and slots of the state"
 #endif
 #include "common/common.cl"
+#include "common/delta_row.cl"
 
-#define CHANNELS (2 * N_K * D_K + N_V * D_V)
 #define LANES (COLUMNS / 2)
 #define ROW_GROUPS (LOCAL_SIZE / LANES)
 #define TOKENS (CHUNK / ROW_GROUPS)
@@ -29,7 +31,9 @@
 #define KEY_PITCH (D_K + 4)
 #define CHUNK_PITCH (CHUNK + 4)
 #define MATRIX_PIECES (CHUNK * SLICE / 4)  // pieces of 4 numbers in w or q
-#define PIECES (2 * MATRIX_PIECES / LOCAL_SIZE)
+#define MATRICES (CORRECTS ? 2 : 1)        // q, and w before it
+#define ALL_PIECES (MATRICES * MATRIX_PIECES)
+#define PIECES ((ALL_PIECES + LOCAL_SIZE - 1) / LOCAL_SIZE)
 #define B_PIECES (CHUNK * CHUNK / 4 / LOCAL_SIZE)
 #define KEY_PIECES ((KEY_TOKENS * D_K / 4 + LOCAL_SIZE - 1) / LOCAL_SIZE)
 #define UNROLL _Pragma("unroll")
@@ -42,7 +46,8 @@
 #define FETCH_SLICE(c)                                                                                                                   \
     UNROLL for (int j = 0; j < PIECES; ++j) {                                                                                            \
         const int i = lid + j * LOCAL_SIZE, t = i % MATRIX_PIECES / (SLICE / 4);                                                         \
-        __global const float* matrix = i < MATRIX_PIECES ? w + (row + t * N_V) * D_K : of_head + (size_t)(first + t) * CHANNELS;         \
+        __global const float* matrix = i < ALL_PIECES - MATRIX_PIECES ? w + (row + t * N_V) * D_K                                        \
+                                                                      : of_head + FIRST_Q + (size_t)(first + t) * CHANNELS;              \
         held[j] = t < here ? four(matrix + (c) + i % (SLICE / 4) * 4) : (float4)(0.0f);                                                  \
     }
 #define FETCH_B                                                                                                                          \
@@ -53,13 +58,13 @@
 #define FETCH_KEYS(t0)                                                                                                                   \
     UNROLL for (int j = 0; j < KEY_PIECES; ++j) {                                                                                        \
         const int i = lid + j * LOCAL_SIZE, t = (t0) + i / (D_K / 4);                                                                    \
-        __global const float* key = of_head + N_K * D_K + (size_t)(first + t) * CHANNELS + i % (D_K / 4) * 4;                            \
+        __global const float* key = of_head + FIRST_K + (size_t)(first + t) * CHANNELS + i % (D_K / 4) * 4;                              \
         held_k[j] = t < here && i < KEY_TOKENS * D_K / 4 ? four(key) * factors[(row + t * N_V) * 2 + 1] : (float4)(0.0f);                \
     }
 
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void delta_chunks(__global const float* qkv, __global const float* w, __global const float* b, __global const float* factors,
-                  __global const int* state, __global float* states, __global float* out) {
+                  __global const int* state, __global float* states, __global float* out SCALARS_PARAM) {
     __local float s_of_all[D_K * COLUMNS] __attribute__((aligned(16)));
     __local float d_of_all[CHUNK * COLUMNS] __attribute__((aligned(16)));
     __local float staged[2 * CHUNK * SLICE_PITCH] __attribute__((aligned(16)));
@@ -67,7 +72,7 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
     const int key_head = HEADS_IN_TURN ? v % N_K : v / (N_V / N_K), column = get_group_id(0) * COLUMNS + 2 * lane;
     const int n = state[STATE_N_TOKENS];
     __global float* slot = states + (((size_t)state[STATE_RECURRENT] * N_V + v) * D_K + row_group * ROWS) * D_V + column;
-    __global const float* of_head = qkv + key_head * D_K;  // the head's q; its k follows N_K D_K further
+    __global const float* of_head = qkv + key_head * D_K;
     __local float* own_d = d_of_all + row_group * TOKENS * COLUMNS + 2 * lane;
 
     float2 s[ROWS];
@@ -91,7 +96,8 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
             UNROLL
             for (int j = 0; j < PIECES; ++j) {
                 const int i = lid + j * LOCAL_SIZE;
-                four_local(staged + i / (SLICE / 4) * SLICE_PITCH + i % (SLICE / 4) * 4) = held[j];
+                if (ALL_PIECES % LOCAL_SIZE == 0 || i < ALL_PIECES)
+                    four_local(staged + i / (SLICE / 4) * SLICE_PITCH + i % (SLICE / 4) * 4) = held[j];
             }
             barrier(CLK_LOCAL_MEM_FENCE);
             if (slice + SLICE < D_K) {
@@ -106,8 +112,9 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
                 for (int j = 0; j < 4; ++j) rows[j] = two_local(s_of_all + (slice + c + j) * COLUMNS + 2 * lane);
                 UNROLL
                 for (int t = 0; t < TOKENS; ++t) {
+                    const float4 of_q = four_local(staged + ((MATRICES - 1) * CHUNK + row_group * TOKENS + t) * SLICE_PITCH + c);
+#if CORRECTS
                     const float4 of_w = four_local(staged + (row_group * TOKENS + t) * SLICE_PITCH + c);
-                    const float4 of_q = four_local(staged + (CHUNK + row_group * TOKENS + t) * SLICE_PITCH + c);
                     p[t] += rows[0] * of_w.x;
                     r[t] += rows[0] * of_q.x;
                     p[t] += rows[1] * of_w.y;
@@ -116,6 +123,12 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
                     r[t] += rows[2] * of_q.z;
                     p[t] += rows[3] * of_w.w;
                     r[t] += rows[3] * of_q.w;
+#else
+                    r[t] += rows[0] * of_q.x;
+                    r[t] += rows[1] * of_q.y;
+                    r[t] += rows[2] * of_q.z;
+                    r[t] += rows[3] * of_q.w;
+#endif
                 }
             }
         }
@@ -152,6 +165,10 @@ void delta_chunks(__global const float* qkv, __global const float* w, __global c
         for (int t = 0; t < TOKENS; ++t) {
             const int token = row_group * TOKENS + t;
             __global float* to = out + (row + token * N_V) * D_V + column;
+#if !CORRECTS
+            __global const float* value = qkv + (size_t)(first + min(token, here - 1)) * CHANNELS + FIRST_V + v * D_V + column;
+            r[t] += (float2)(value[0], value[1]) * SKIP(v);
+#endif
             if (token < here) to[0] = r[t].x, to[1] = r[t].y;
         }
         const float kept = factors[(row + (here - 1) * N_V) * 2];

@@ -28,27 +28,15 @@
 // h % N_K; else value heads with the same key head are neighbours), step state constants.
 // Local memory: 12 COLUMNS WIDTH PARTS bytes, none with a single part.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(COLUMNS) || !defined(PARTS) || !defined(WIDTH) || \
-    !defined(EACH_ALONE) || !defined(SEGMENT) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT) || !defined(STATE_SNAPSHOT) || \
-    !defined(CORRECTS)
+    !defined(EACH_ALONE) || !defined(SEGMENT) || !defined(HEADS_IN_TURN) || !defined(STATE_RECURRENT) || !defined(STATE_SNAPSHOT)
 #error "delta_rule.cl needs N_K, N_V, D_K, D_V, COLUMNS, PARTS, WIDTH, EACH_ALONE, SEGMENT, HEADS_IN_TURN, CORRECTS and slots of the state"
 #endif
 #include "common/common.cl"
+#include "common/delta_row.cl"
 #include "common/lanes.cl"
 #include "common/step_rows.cl"
 
-#define CHANNELS (2 * N_K * D_K + N_V * D_V)
 #define ROWS (D_K / PARTS)
-#if CORRECTS
-#define FIRST_Q 0
-#define FIRST_K (N_K * D_K)
-#define FIRST_V (2 * N_K * D_K)
-#define SCALARS_PARAM
-#else
-#define FIRST_V 0
-#define FIRST_K (N_V * D_V)
-#define FIRST_Q (FIRST_K + N_K * D_K)
-#define SCALARS_PARAM , __global const float* scalars
-#endif
 #if WIDTH == 1
 #define ROWS_IN_REGISTERS _Pragma("unroll")
 #else
@@ -115,7 +103,7 @@ void delta_rule(__global const float* qkv, __global const float* gates, __global
             for (int i = 0; i < ROWS; ++i) s[i] = s[i] * decay + d * k[i];
             lanes_t y = r * decay + d * kq;
 #if !CORRECTS
-            y += value * scalars[2 * N_V + v];
+            y += value * SKIP(v);
 #endif
             if (part == 0) store_lanes(y, out + ((size_t)t * N_V + v) * D_V + column);
         }

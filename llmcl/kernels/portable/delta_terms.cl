@@ -6,7 +6,7 @@
 //   w = (1 + A)^-1 (rate g k)      u = (1 + A)^-1 (rate v)      b[t][s] = r[t][s] (q[t] . k[s])  for s <= t, else 0
 //   factors[t] = g[t], r[chunk's last][t]
 //
-// delta_chunks.cl uses them for the rest.
+// delta_chunks.cl uses them for the rest. For Mamba-2's scan (without CORRECTS, see delta_rule.cl) u = rate v, and there is no w.
 //
 // qkv      float [n][2 N_K D_K + N_V D_V]: q and k for N_K heads, v for N_V      gates  float [n][N_V][2]: decay, rate
 // state    int, see STATE_*, holds n. Chunks are cut so that a snapshot (conv_state.cl) falls between two chunks: the first may be
@@ -17,7 +17,7 @@
 // Index space: groups (ceil(n / CHUNK), N_V), local size LOCAL_SIZE. First the products of keys and queries with keys, SLICE columns at
 // a time: a work-item has 4 tokens and 2 keys. Then one work-item per key multiplies by the decays, token by token. Then each work-item
 // solves for a column of w and a column of u, token by token: the remaining terms stay in registers, the next token's in the first.
-// Build: N_K, N_V, D_K, D_V (multiples of 16), CHUNK (a multiple of 4), SLICE (divides D_K, a multiple of 4), LOCAL_SIZE (CHUNK CHUNK / 8,
+// Build: CORRECTS, N_K, N_V, D_K, D_V (multiples of 16), CHUNK (a multiple of 4), SLICE (divides D_K, a multiple of 4), LOCAL_SIZE (CHUNK CHUNK / 8,
 // at least 2 CHUNK + 1), HEADS_IN_TURN (see delta_rule.cl), step state constants.
 // Local memory: 4 CHUNK (2 SLICE + 2 CHUNK + 19) bytes.
 #if !defined(N_K) || !defined(N_V) || !defined(D_K) || !defined(D_V) || !defined(CHUNK) || !defined(LOCAL_SIZE) || \
@@ -25,8 +25,8 @@
 #error "delta_terms.cl needs N_K, N_V, D_K, D_V, CHUNK, SLICE, LOCAL_SIZE, HEADS_IN_TURN, STATE_N_TOKENS, STATE_SNAPSHOT"
 #endif
 #include "common/common.cl"
+#include "common/delta_row.cl"
 
-#define CHANNELS (2 * N_K * D_K + N_V * D_V)
 #define SLICE_PITCH (SLICE + 4)  // spreads neighbouring keys' rows over banks, aligned to float4
 #define PITCH (CHUNK + 4)
 #define KEYS (CHUNK / 2)  // a work-item's keys: s and s + KEYS
@@ -61,9 +61,9 @@ void delta_terms(__global const float* qkv, __global const float* gates, __globa
         barrier(CLK_LOCAL_MEM_FENCE);
         for (int i = lid; i < CHUNK * SLICE; i += LOCAL_SIZE) {
             const int t = i / SLICE, c = i % SLICE;
-            __global const float* q = qkv + (size_t)t * CHANNELS + key_head * D_K + column + c;
-            queries[t * SLICE_PITCH + c] = t < n ? q[0] : 0.0f;
-            keys[t * SLICE_PITCH + c] = t < n ? q[N_K * D_K] : 0.0f;
+            __global const float* row_of_token = qkv + (size_t)t * CHANNELS + key_head * D_K + column + c;
+            queries[t * SLICE_PITCH + c] = t < n ? row_of_token[FIRST_Q] : 0.0f;
+            keys[t * SLICE_PITCH + c] = t < n ? row_of_token[FIRST_K] : 0.0f;
         }
         barrier(CLK_LOCAL_MEM_FENCE);
         UNROLL
@@ -71,9 +71,12 @@ void delta_terms(__global const float* qkv, __global const float* gates, __globa
             const float4 a0 = four(keys + s0 * SLICE_PITCH + c), a1 = four(keys + (s0 + KEYS) * SLICE_PITCH + c);
             UNROLL
             for (int i = 0; i < 4; ++i) {
-                const float4 k = four(keys + (t0 + i) * SLICE_PITCH + c), q = four(queries + (t0 + i) * SLICE_PITCH + c);
+                const float4 q = four(queries + (t0 + i) * SLICE_PITCH + c);
+#if CORRECTS
+                const float4 k = four(keys + (t0 + i) * SLICE_PITCH + c);
                 kk[2 * i] += products(k, a0);
                 kk[2 * i + 1] += products(k, a1);
+#endif
                 qk[2 * i] += products(q, a0);
                 qk[2 * i + 1] += products(q, a1);
             }
@@ -114,9 +117,15 @@ void delta_terms(__global const float* qkv, __global const float* gates, __globa
     for (int i = lid; i < n * CHUNK; i += LOCAL_SIZE)
         b[(row + i / CHUNK * N_V) * CHUNK + i % CHUNK] = of_queries[i / CHUNK * PITCH + i % CHUNK];
 
+#if !CORRECTS
+    for (int i = lid; i < n * D_V; i += LOCAL_SIZE) {
+        const int t = i / D_V, c = i % D_V;
+        u[(row + t * N_V) * D_V + c] = qkv[(size_t)t * CHANNELS + FIRST_V + v * D_V + c] * rates[t];
+    }
+#else
     for (int c = lid; c < max(D_K, D_V); c += LOCAL_SIZE) {
-        __global const float* key = qkv + (N_K + key_head) * D_K + c;
-        __global const float* value = qkv + 2 * N_K * D_K + v * D_V + c;
+        __global const float* key = qkv + FIRST_K + key_head * D_K + c;
+        __global const float* value = qkv + FIRST_V + v * D_V + c;
         float x[CHUNK + 1], y[CHUNK + 1];
         UNROLL
         for (int t = 0; t < CHUNK; ++t) {
@@ -142,4 +151,5 @@ void delta_terms(__global const float* qkv, __global const float* gates, __globa
             }
         }
     }
+#endif
 }
