@@ -12,6 +12,8 @@ from llmcl.errors import counted
 from llmcl.tools import json_text
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from llmcl.runtime.platforms import DeviceEntry
 
 WIDTH = 80
@@ -25,10 +27,13 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
     from llmcl.runtime.selection import choose_device, explain_choice
 
     entries = checked(find_devices(), again=True)
-    if device or not entries:
+    selected: int | list[int] | None
+    if device and "," in device:
+        selected, reason = _several(entries, device)
+    elif device or not entries:
         chosen = choose_device(entries, device)  # raises if there is none, saying what to install
         reason = f"Device {chosen.index} would be used, {chosen.label}: --device {device} names it."
-        selected: int | None = chosen.index
+        selected = chosen.index
     else:
         reason = explain_choice(entries)
         selected = next((entry.index for entry in entries if entry.usable), None)
@@ -40,6 +45,23 @@ def devices(device: opt.Device = None, format: opt.Format = "text") -> None:
     for entry in entries:
         print(_described(entry, width) + "\n")
     print(_wrapped("", reason, width))
+
+
+def _several(entries: Sequence[DeviceEntry], names: str) -> tuple[list[int], str]:
+    """Returns the devices named, and what a model divided among them by layers would get."""
+    from llmcl.engine.split import SplitRequest, memory_rates
+    from llmcl.runtime.device import Device
+    from llmcl.runtime.selection import choose_device
+
+    requests = SplitRequest.of(names, None, None).devices
+    chosen = [choose_device(entries, request) for request in requests if isinstance(request, str)]
+    rates = memory_rates([Device.open(entry) for entry in chosen])
+    shares = (
+        f"{rate / sum(rates):.0%} on device {entry.index}, {entry.label} ({rate / 1e9:.0f} GB/s)"
+        for entry, rate in zip(chosen, rates, strict=True)
+    )
+    reason = f"--split layer would divide a model's layers by the speed of the memories: {'; '.join(shares)}."
+    return [entry.index for entry in chosen], reason
 
 
 def _described(entry: DeviceEntry, width: int) -> str:

@@ -59,11 +59,12 @@ def warm(
     with load_to_answer(model, loading, quiet=quiet) as llm:
         with progress_bar(quiet) as bar:
             compile_all(llm, max_sequences, bar)
-        programs = llm.device.programs
+        programs = [device.programs for device in llm.devices]
         if quiet:
             return
-        said = f"{counted(len(programs), 'program')}, {programs.compiled} compiled in {programs.compile_s:.1f} s"
-        if programs.keeps_binaries:
+        compiled, seconds = sum(each.compiled for each in programs), sum(each.compile_s for each in programs)
+        said = f"{counted(sum(map(len, programs)), 'program')}, {compiled} compiled in {seconds:.1f} s"
+        if all(each.keeps_binaries for each in programs):
             nbytes = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             said += f"; {folder} has {nbytes / 1e6:.1f} MB"
         else:

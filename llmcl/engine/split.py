@@ -151,11 +151,9 @@ class Splitter:
 
     def _by_bandwidth(self, devices: Sequence[Device]) -> list[Stage]:
         """Gives each device as many layers as the speed of its memory allows, then moves layers off full devices."""
-        kinds = [(device.entry.label, device.entry.driver_version) for device in devices]
-        rate_of = {kind: read_bandwidth(device) for kind, device in dict(zip(kinds, devices, strict=True)).items()}
-        rates = [rate_of[kind] for kind in kinds]  # equal devices get equal shares
-        for (label, _), rate in rate_of.items():
-            _log.info("%s reads %.0f GB/s", label, rate / 1e9)
+        rates = memory_rates(devices)
+        for device, rate in zip(devices, rates, strict=True):
+            _log.info("%s reads %.0f GB/s", device.entry.label, rate / 1e9)
         head = self.config.top_matrices()
         n_bytes = self._layer_bytes()
         n_bytes[-1] += self.types.n_bytes(head.get("head") or head["embedding"])
@@ -182,6 +180,13 @@ class Splitter:
         ends = [0, *accumulate(counts)]
         spans = [LayerSpan(first, end, self.config.n_layers) for first, end in pairwise(ends)]
         return [self.stage(device, span) for device, span in zip(devices, spans, strict=True)]
+
+
+def memory_rates(devices: Sequence[Device]) -> list[float]:
+    """Measures the memory speed of each device in bytes per second. Equal devices have equal speeds."""
+    kinds = [(device.entry.label, device.entry.driver_version) for device in devices]
+    rate_of = {kind: read_bandwidth(device) for kind, device in dict(zip(kinds, devices, strict=True)).items()}
+    return [rate_of[kind] for kind in kinds]
 
 
 def cut(n_bytes: Sequence[int], shares: Sequence[float]) -> list[int]:
