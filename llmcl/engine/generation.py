@@ -217,7 +217,8 @@ def token_ids(
             if speculation is not NO_SPECULATION:  # else the device gets the next step first
                 yield from ids[:-1]
                 ids = ids[-1:]
-        draft = speculation.draft(unread, left - unread - 1)
+        most = min(left - unread, model.cache.frequencies_end(sequence) - sequence.position) - 1
+        draft = speculation.draft(unread, most)
         if matcher is not None:
             draft = draft[: matcher.n_allowed(draft)]
         if draft:
@@ -389,6 +390,7 @@ def pieces(
     shown: bool = False,
 ) -> Generator[Piece, None, None]:
     """Yields a Piece a token; the last piece has the finish reason and the statistics. shown: see PieceWriter."""
+    model.cache.choose_frequencies(sequence, len(prompt))
     kept = model.cache.kept(sequence, reusable_prefix(sequence, prompt))
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - kept)
     decode_start = model.traffic, model.decode_steps, speculation.counted

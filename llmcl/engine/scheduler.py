@@ -46,6 +46,7 @@ class Job:
     submitted_ns: int | None = None  # time of submission, same clock as begun_ns
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: prompt log-probabilities are not wanted
     processor: LogitsProcessor | None = None  # changes the logits before each token is chosen
+    outgrown: bool = False  # to be read again with the rotary frequencies of longer texts
     preempted: SequenceState | None = None  # the sequence before a preemption, with mirostat's state
     scored: list[LogProb | None] = field(init=False)  # log-probabilities of the prompt's tokens
 
@@ -199,6 +200,10 @@ class Scheduler:
         """Plans the next step and counts its reads and samples as enqueued."""
         ended, self._ended = self._ended, []
         plan, n_preempted = Plan(ended), self.n_preempted
+        outgrown = [job for job in self.running if not job.unread and job.rows() and self._is_outgrown(job)]
+        for job in outgrown:
+            job.outgrown = True
+            self._requeue(job)
         extended = [(job, job.unread, job.rows()) for job in self.running]
         n_decoding = sum(not unread and n_rows for _, unread, n_rows in extended)
         most = self.max_step_tokens if n_decoding else self.max_prompt_tokens
@@ -230,7 +235,7 @@ class Scheduler:
                 self._read(job, n_rows, plan)
             else:
                 plan.decode.append(job)
-        if self.n_preempted == n_preempted:
+        if self.n_preempted == n_preempted and not outgrown:
             self._admit(plan, budget)
         for job in (*plan.decode, *(chunk.job for chunk in plan.prefill if chunk.is_last)):
             job.n_enqueued += 1
@@ -243,8 +248,11 @@ class Scheduler:
             sequence = self.cache.sequence()
             text = [*job.prompt, *job.sampled]
             n_text = len(text)
-            if self.cell_tokens:
+            restarts = self.cell_tokens and not job.outgrown
+            if restarts:
                 text = [*job.prompt]
+            self.cache.choose_frequencies(sequence, len(text), len(job.prompt))
+            if self.cell_tokens:
                 # Exclude the last token: its key is appended by a decode kernel.
                 sequence.n_findable = (len(text) - 1) // self.cell_tokens * self.cell_tokens
             if not job.n_scored:  # otherwise all its rows must be computed
@@ -265,8 +273,9 @@ class Scheduler:
             del self.waiting[0]
             if not job.n_enqueued and not job.n_given:
                 job.n_found = sequence.position
-            if self.cell_tokens:
+            if restarts:
                 job.restart()
+            job.outgrown = False
             assert len(job.sampled) == job.n_enqueued  # `text` includes every pending id
             job.sequence, job.text = sequence, text
             sequence.sampling, sequence.n_sampled, sequence.mu = job.params, len(job.sampled), None
@@ -294,6 +303,14 @@ class Scheduler:
     def _preempt(self, job: Job) -> None:
         """Takes pages and slot from a job and queues it again by rank."""
         self.n_preempted += 1
+        self._requeue(job)
+
+    def _is_outgrown(self, job: Job) -> bool:
+        """Whether the next token needs other rotary frequencies, so the whole text is read again."""
+        sequence = job.sequence
+        return sequence is not None and sequence.position >= self.cache.frequencies_end(sequence)
+
+    def _requeue(self, job: Job) -> None:
         job.preempted = job.sequence
         self._take_from(job)
         insort(self.waiting, job, key=_rank)

@@ -39,6 +39,7 @@ class TextScores:
         model.cache.truncate(sequence, 0)
         waits = []
         for answer in answers:
+            model.cache.choose_frequencies(sequence, n_read + len(answer))
             model.cache.truncate(sequence, n_read)
             if sequence.position < n_read:  # at first, or where recurrent layers could not go back
                 model.prefill(sequence, prompt[sequence.position : n_read])

@@ -191,6 +191,7 @@ class Batch:
             return self.decode(decode, before_sampling) if decode else list
         for chunk in chunks:
             self.model.check_tokens(chunk.sequence, chunk.token_ids)
+            self._choose_frequencies(chunk.sequence, chunk.token_ids)
         if self.ragged is None:
             return self._step_in_turn(decode, chunks, before_sampling)
         if (n := len(decode) + sum(len(chunk.token_ids) for chunk in chunks)) > self.max_rows:
@@ -254,6 +255,7 @@ class Batch:
         """
         waits, chunks, room = [], list[PromptChunk](), self.max_rows
         for sequence, token_ids in prompts:
+            self._choose_frequencies(sequence, token_ids)
             start = 0
             while start < len(token_ids):
                 taken = token_ids[start : start + room]
@@ -323,6 +325,13 @@ class Batch:
     def _check_room(self, sequences: Sequence[SequenceState]) -> None:
         if any(sequence.position >= self.max_context for sequence in sequences):
             raise ContextLengthError(f"a sequence has {self.max_context} tokens, which is its context; end it")
+
+    def _choose_frequencies(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+        """Chooses rotary frequencies for a new text, unless the caller did. The caller reads a text again that outgrows
+        them (`KVCache.frequencies_end`).
+        """
+        if sequence.text_length is None:
+            self.cache.choose_frequencies(sequence, len(token_ids))
 
     def _begin_step(self, sequences: Sequence[SequenceState]) -> None:
         self.n_steps += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -79,6 +80,7 @@ class KVCache:
     ) -> None:
         """n_sequences: sequences extended at a time. border_tokens: tokens between snapshot borders."""
         self.max_context = max_context
+        self._config = config
         self.shape = shape
         self.shapes: list[AttentionShape | None] = [None] * config.n_layers
         self._keys_of = {i: config.keys_of(i) for i in config.attention_layers}
@@ -117,8 +119,30 @@ class KVCache:
 
         With recurrent layers it may forget more: see `kept`.
         """
+        self._cut(sequence, position)
+        if position == 0:
+            sequence.text_length = None
+
+    def _cut(self, sequence: SequenceState, position: int) -> None:
+        """Does the work of `truncate`. A sequence that becomes empty keeps its rotary frequencies."""
         position = self._go_back(self.own(sequence), position)
         del sequence.token_ids[position:]
+
+    def choose_frequencies(self, sequence: SequenceState, n_tokens: int, n_prompt: int | None = None) -> None:
+        """Chooses the rotary frequencies for a text (`ModelConfig.text_length`). Forgets a text with other ones."""
+        length = self._config.text_length(n_tokens, n_prompt)
+        if sequence.text_length != length:
+            self.truncate(sequence, 0)
+            sequence.text_length = length
+
+    def frequencies_end(self, sequence: SequenceState) -> int:
+        """Returns the text length beyond which all of the sequence's keys must be computed again: with "longrope",
+        longer texts have other rotary frequencies.
+        """
+        scaling = self._config.rope_by_length
+        if scaling is None or scaling.kind != "longrope" or sequence.text_length:
+            return sys.maxsize
+        return scaling.original_max_position
 
     def kept(self, sequence: SequenceState, position: int) -> int:
         """Returns how many of `position` tokens `truncate` would keep: with recurrent layers, up to a snapshot."""
@@ -144,6 +168,7 @@ class KVCache:
         self._prepare_state(step, self.own(sequence), slot)
 
     def _prepare_state(self, step: StepState, sequence: SequenceState, slot: int) -> None:
+        step.write_text_length(sequence.text_length or 0, slot)
         if self.states is not None:
             step.write_recurrent_slot(self.states.begin(sequence, self._forget), slot)
 

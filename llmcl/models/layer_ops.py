@@ -32,7 +32,7 @@ class LayerOps(StepContext, ABC):
     """Builds the launches of each op."""
 
     attention: AttentionOps
-    rotations: Mapping[Rotation, Buffer]  # see `ModelConfig.rotations`
+    rotations: Mapping[Rotation, Buffer]  # see `ModelConfig.device_rotations`
     last_seen: Buffer  # int32 [vocab], see `Sampler`
 
     def before(self, norm: Buffer | None, weight: Weight | None) -> LayerOps:
@@ -52,7 +52,17 @@ class LayerOps(StepContext, ABC):
     def embed(self, table: Weight) -> list[Launch]:
         act, scale = self.act, self.config.stream_scale
         rotations = self.rotations
-        rows = embed(self.device, table, self.step, rotations["main"], act.x, act.rope, self.last_seen, scale=scale)
+        rows = embed(
+            self.device,
+            table,
+            self.step,
+            rotations["main"],
+            act.x,
+            act.rope,
+            self.last_seen,
+            scale=scale,
+            by_length=self.config.rope_by_length,
+        )
         if act.local_rope is None:
             return rows
         return rows + rope_table(self.device, self.step, rotations["local"], act.local_rope)

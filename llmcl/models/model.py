@@ -116,7 +116,7 @@ class Model:
             _log.warning("%s", why)
         self.rotations = {
             name: device.upload(table, f"{name} rotation")
-            for name, table in config.rotations(cache.max_context).items()
+            for name, table in config.device_rotations(cache.max_context).items()
         }
         context, others = (device, config, self.step, self.act), (self.rotations, self.sampler.last_seen)
         self.decode_ops = DecodeOps(*context, RowAttention(*context, cache.shape, self.splits), *others)
@@ -160,6 +160,7 @@ class Model:
         Raises ContextLengthError if the tokens do not fit, UsageError if one is outside the vocabulary.
         """
         self.check_tokens(sequence, token_ids)
+        token_ids = self._to_read(sequence, token_ids)
         chunk = min(chunk or self.chunk, self.chunk)
         for _ in self._prefill_steps(sequence, token_ids, chunk, progress, is_last=True):
             pass
@@ -173,7 +174,7 @@ class Model:
         `prefill`.
         """
         self.check_tokens(sequence, token_ids)
-        for _ in self._prefill_steps(sequence, token_ids, self.chunk):
+        for _ in self._prefill_steps(sequence, self._to_read(sequence, token_ids), self.chunk):
             pass
 
     def decode(self, sequence: SequenceState) -> None:
@@ -193,7 +194,8 @@ class Model:
         """
         if self.sampler.launches != self.sampler.largest_launches:
             return []
-        most = 1 if self.cache.states is not None else self.cache.max_context - sequence.position
+        end = min(self.cache.max_context, self.cache.frequencies_end(sequence))
+        most = 1 if self.cache.states is not None else end - sequence.position
         return [n for n in self._decode.whole_steps if n <= most]
 
     def decode_and_sample(self, sequence: SequenceState, n: int = 1) -> Callable[[], list[int]]:
@@ -216,10 +218,28 @@ class Model:
         return read
 
     def _decode_step(self, step: Step) -> None:
+        self._reread(step.sequence)
         self._begin(step)
         self.decode_steps += 1
         self._compute_before(step, decodes=True)
         self.run(self.decode_launches_at(step.position))
+
+    def _to_read(self, sequence: SequenceState, token_ids: Sequence[int]) -> Sequence[int]:
+        """Returns the tokens to read: token_ids, after the sequence's own if the whole text gets other frequencies."""
+        n_tokens = sequence.position + len(token_ids)
+        if sequence.text_length is None or n_tokens > self.cache.frequencies_end(sequence):
+            token_ids = [*sequence.token_ids, *token_ids]
+            self.cache.choose_frequencies(sequence, n_tokens)
+        return token_ids
+
+    def _reread(self, sequence: SequenceState) -> None:
+        """Reads the sequence again if its next token, which the device holds, changes the rotary frequencies."""
+        ids = [*sequence.token_ids]
+        if len(ids) >= self.cache.frequencies_end(sequence):
+            token = self.device.read(self.step.tokens, np.int32, (1,))
+            self.cache.choose_frequencies(sequence, len(ids) + 1)
+            self.extend(sequence, ids)
+            self.step.write_tokens(token, len(ids))
 
     def _begin(self, step: Step, n_steps: int = 1) -> None:
         """Sends the step's inputs to the device: pages, and tokens that the device does not hold yet.
@@ -353,9 +373,11 @@ class Model:
         """
         rows, (buffer, launches) = self.logit_rows, self._bound_for_all_logits()
         self.check_tokens(sequence, token_ids)
-        for _ in self._prefill_steps(sequence, token_ids[:skip], self.chunk):
+        ids = self._to_read(sequence, token_ids)
+        skip += len(ids) - len(token_ids)
+        for _ in self._prefill_steps(sequence, ids[:skip], self.chunk):
             pass
-        for step in self._prefill_steps(sequence, token_ids[skip:], rows):
+        for step in self._prefill_steps(sequence, ids[skip:], rows):
             self.run((*self._prefill_for(rows).rest, *launches), step.n_tokens)
             yield buffer, step.n_tokens
 

@@ -112,6 +112,7 @@ class PagedKVCache(KVCache):
     def fork(self, sequence: SequenceState) -> SequenceState:
         """Returns a second sequence with the same tokens in the same pages."""
         other = self.own(self.sequence())
+        other.text_length = sequence.text_length
         self._share(other, self.own(sequence).pages, sequence.token_ids)
         if self.states is not None and not self.states.fork(sequence, other, self._forget):
             self.truncate(other, other.position)
@@ -122,6 +123,9 @@ class PagedKVCache(KVCache):
 
         Other texts can still find the freed pages until reuse. With recurrent layers it may forget more: see `kept`.
         """
+        super().truncate(sequence, position)
+
+    def _cut(self, sequence: SequenceState, position: int) -> None:
         position = self._go_back(self.own(sequence), position)
         given_back = sequence.pages[self.pages_for(position) :]
         if given_back:
@@ -130,7 +134,7 @@ class PagedKVCache(KVCache):
                 if page not in self._prefixes:
                     self.order.move_to_end(page, last=False)
             self._used_last(page for page in given_back if page in self._prefixes)
-        super().truncate(sequence, position)
+        super()._cut(sequence, position)
         del sequence.pages[self.pages_for(len(sequence.token_ids)) :]
 
     def share_prefix(self, sequence: SequenceState, prompt: Sequence[int]) -> None:
@@ -138,26 +142,29 @@ class PagedKVCache(KVCache):
         by sharing pages. The prompt's last token is never taken, because the logits after it are not stored.
         """
         receiver = self.own(sequence)
+        self.choose_frequencies(receiver, len(prompt))
         if self.states is not None:
             held = common_prefix(receiver.token_ids, prompt[:-1])
             self._take_left(receiver, prompt, more_than=self.kept(receiver, held))
             return
-        best = max(self.sequences, key=lambda other: (common_prefix(other.token_ids, prompt), other is receiver))
+        same = [other for other in self.sequences if other.text_length == receiver.text_length]
+        best = max(same, key=lambda other: (common_prefix(other.token_ids, prompt), other is receiver))
         held = common_prefix(best.token_ids, prompt)
         if not self._take_left(receiver, prompt, more_than=held) and best is not receiver:
             self._share(receiver, best.pages, best.token_ids[:held])
 
     def share_pages(self, sequence: SequenceState, prompt: Sequence[int], multiple: int = 1) -> None:
-        """Starts an empty sequence with cached full pages for the beginning of the prompt.
+        """Starts an empty sequence with cached full pages for the beginning of the prompt, as its rotary frequencies
+        have them.
 
         Unlike share_prefix it leaves no page that needs a copy before an append. multiple: the shared length is a
         multiple of `multiple` tokens.
         """
-        self.truncate(sequence, 0)
+        self._cut(sequence, 0)
         self._take_left(sequence, prompt, more_than=0)
         step = math.lcm(multiple, self.page_tokens)
         if sequence.position % step:
-            self.truncate(sequence, sequence.position // step * step)
+            self._cut(sequence, sequence.position // step * step)
 
     def free(self) -> list[int]:
         """Returns the pages that no sequence holds, in reuse order."""
@@ -202,7 +209,7 @@ class PagedKVCache(KVCache):
     def _make_room(self, sequence: SequenceState, first: int, filled: int, n_tokens: int) -> None:
         """Gives the sequence exclusive pages. The sequence ends in page `first` after `filled` tokens."""
         self._keep(sequence)
-        self.truncate(sequence, sequence.position)  # drop surplus pages, which may be shared
+        self._cut(sequence, sequence.position)  # drop surplus pages, which may be shared
         copies = self._must_copy(sequence)
         if missing := self.missing_pages(sequence, n_tokens):
             if missing > (n_free := self.n_free):
@@ -279,7 +286,7 @@ class PagedKVCache(KVCache):
         """Sets `sequence` to the text token_ids by sharing the first of `pages`, which hold it."""
         pages = pages[: self.pages_for(len(token_ids))]
         self._ever_shared.update(pages)
-        self.truncate(sequence, 0)
+        self._cut(sequence, 0)
         sequence.pages = [*pages]
         sequence.token_ids = [*token_ids]
         self._used_last(pages)
@@ -290,7 +297,7 @@ class PagedKVCache(KVCache):
             return False
         for other in self.sequences:
             self._keep(other)
-        prefix_pages = self._prefixes.find(prompt[:-1], self.page_tokens)
+        prefix_pages = self._prefixes.find(prompt[:-1], self.page_tokens, _root(sequence))
         n_tokens = len(prefix_pages) * self.page_tokens
         if n_tokens <= more_than:
             return False
@@ -319,7 +326,7 @@ class PagedKVCache(KVCache):
         """Makes the sequence's full pages findable. The steps that write the pages are already enqueued."""
         ids = sequence.token_ids
         n = _findable(sequence)
-        self._prefixes.add(ids if n == len(ids) else ids[:n], sequence.pages, self.page_tokens)
+        self._prefixes.add(ids if n == len(ids) else ids[:n], sequence.pages, self.page_tokens, _root(sequence))
 
     def _used_last(self, pages: Iterable[int]) -> None:
         """Marks pages as most recently used, a text's first page last, because later pages are useless without it."""
@@ -345,6 +352,11 @@ class PagedKVCache(KVCache):
                 n_rows=shape.n_kv_heads,
                 pitch_bytes=shape.capacity * shape.row_bytes,
             )
+
+
+def _root(sequence: SequenceState) -> bytes:
+    """Returns the root for the keys of the sequence's pages: keys with other rotary frequencies are not shared."""
+    return sequence.text_length.to_bytes(4, "little") if sequence.text_length else b""
 
 
 def _findable(sequence: SequenceState) -> int:

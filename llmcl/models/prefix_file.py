@@ -30,7 +30,7 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.runtime.cache_files import UnusableError, open_plain
 
 MAGIC = b"llmcl prefix cache\n"
-FORMAT = 1
+FORMAT = 2
 MAX_INDEX_BYTES = 64 << 20
 _DIGEST_BYTES = 32
 

@@ -19,6 +19,7 @@ class SequenceState:
     cache_key: object  # identifies the sequence to its cache
     token_ids: list[int] = field(default_factory=list)  # tokens whose keys and values are in the cache
     pages: list[int] = field(default_factory=list)  # page table; empty for a contiguous cache
+    text_length: int | None = None  # length that chose the rotary frequencies, see `KVCache.choose_frequencies`
     n_findable: int | None = None  # prefix length whose full pages may be shared; None: everything
     sampling: SamplingParams = field(default_factory=SamplingParams)  # parameters for the next tokens, seed included
     n_sampled: int = 0  # tokens chosen so far with `sampling`

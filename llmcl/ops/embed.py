@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from llmcl.architectures.config import RopeScaling
 from llmcl.kernels.common.cost import per_token
 from llmcl.kernels.common.dtype import TILE_ROWS, kernel_name, tile_bytes
 from llmcl.kernels.common.sizes import local_size
@@ -23,19 +24,26 @@ def embed(
     last_seen: Buffer,
     *,
     scale: float = 1.0,
+    by_length: RopeScaling | None = None,
 ) -> list[Launch]:
     """Writes x float32 [n, hidden] and rope float32 [n, head_dim] (cosines, sines), and updates last_seen.
 
     last_seen int32 [vocab], or [n_sequences, vocab] with several sequences. rotation float32 [2, head_dim / 2]: see
-    `ModelConfig.rotations`. scale: factor for the embedding rows.
+    `ModelConfig.rotations`. scale: factor for the embedding rows. by_length: see `ModelConfig.rope_by_length`; rotation
+    then has a third row.
 
     Needs one launch per buffer in the table; each launch writes the rows in its buffer.
     """
     constants: dict[str, object] = {
         **step.constants,
-        "HEAD_DIM": rotation.nbytes // 4,
+        "HEAD_DIM": rotation.nbytes // (4 if by_length is None else 6),
         "LOCAL_SIZE": local_size(device, 256),
     }
+    if by_length is not None and by_length.kind == "longrope":
+        constants["ROPE_LONG"] = 1
+    elif by_length is not None:
+        original = by_length.original_max_position
+        constants |= {"ROPE_GROWTH": f"{by_length.factor / original!r}f", "ROPE_ORIGINAL": original}
     launches = []
     for part in table.parts:
         first, rows = table.rows_in(part)

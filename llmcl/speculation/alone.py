@@ -76,7 +76,8 @@ class AloneSteps:
 
     def _most(self, job: PlannedJob, sequence: SequenceState) -> int:
         """Returns the draft length limit, given the answer's remaining tokens and the free pages."""
-        most, cache = job.max_tokens - job.n_enqueued, self._batch.cache
+        cache = self._batch.cache
+        most = min(job.max_tokens - job.n_enqueued, cache.frequencies_end(sequence) - sequence.position - 1)
         while most > 0 and cache.missing_pages(sequence, 1 + most) > cache.n_free:
             most -= 1
         return max(0, most)

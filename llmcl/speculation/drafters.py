@@ -125,6 +125,7 @@ class DraftModel(Drafter):
             return []
         for token in self._missing():
             model.decode_token(sequence, token)
+        most = min(most, model.cache.frequencies_end(sequence) - sequence.position + 1)
         # The token's index in the answer selects the large model's noise. (A rejected token may hide an earlier
         # occurrence from the repetition penalty here. A draft need not be exact.)
         sequence.n_sampled = len(self._text) - self._n_prompt

@@ -147,7 +147,7 @@ class TogetherSteps:
         rows = self._verification.max_rows - len(jobs)
         free = cache.n_free - sum(cache.missing_pages(sequence, 1) for sequence in sequences)
         for i, sequence in enumerate(sequences):
-            draft = drafts[i][: max(0, rows)]
+            draft = drafts[i][: max(0, min(rows, cache.frequencies_end(sequence) - sequence.position - 1))]
             plain = cache.missing_pages(sequence, 1)
             while draft and cache.missing_pages(sequence, 1 + len(draft)) - plain > free:
                 draft.pop()

@@ -7,6 +7,7 @@ import pytest
 from helpers import DTYPES, poisoned, read_guarded, run, small_config, weight_on_device, with_poison
 
 from llmcl import reference
+from llmcl.architectures.config import RopeScaling
 from llmcl.kernels.common.step_state import StepState
 from llmcl.ops.embed import embed
 from llmcl.runtime.device import Device
@@ -99,3 +100,28 @@ def test_tokens_of_steps_under_way_are_not_overwritten(target: Device, monkeypat
         expected = np.concatenate(reference.rope_table(position + np.arange(len(tokens)), *rotation), axis=1)
         found = read_guarded(target, rope, np.float32, (len(tokens), HEAD_DIM))
         np.testing.assert_allclose(found, expected, rtol=0, atol=ROPE_TOLERANCE)
+
+
+@small
+@pytest.mark.parametrize("kind", ["longrope", "dynamic"])
+@pytest.mark.parametrize("text_length", [0, 70])
+def test_frequencies_by_the_length_of_the_text(target: Device, kind: str, text_length: int) -> None:
+    """longrope has one set for a text; dynamic raises theta with each token beyond the text's length, too."""
+    short, long = (tuple(1.0 + by * i for i in range(HEAD_DIM // 2)) for by in (0.1, 1.0))
+    scaling = RopeScaling(kind, 4.0, original_max_position=64, factors=short, long_factors=long, amplitude=1.2)
+    config = small_config(head_dim=HEAD_DIM, rope_scaling=scaling)
+    n, position = 12, 62
+    step = StepState(target, n)
+    step.write_tokens([3] * n, position)
+    step.write_text_length(config.text_length(text_length))
+    table = target.upload(config.device_rotations(512)["main"], "frequencies")
+    x, rope = poisoned(target, (n, HIDDEN)), poisoned(target, (n, HEAD_DIM))
+    weight = weight_on_device(target, np.zeros((VOCAB, HIDDEN), np.float32), "float32")
+    last_seen = with_poison(target, np.zeros(VOCAB, np.int32))
+    run(embed(target, weight, step, table, x, rope, last_seen, by_length=config.rope_by_length), n)
+    found = read_guarded(target, rope, np.float32, (n, HEAD_DIM))
+    for at, row in enumerate(found, position):
+        length = max(1, text_length, at + 1 if kind == "dynamic" else 0)
+        cos, sin = reference.rope_table(np.array([at]), *config.rotations(length)["main"])
+        # Angles reach 73, and the powers of the excess are rounded to float32.
+        np.testing.assert_allclose(row, np.concatenate([cos[0], sin[0]]), rtol=0, atol=5e-5)

@@ -197,7 +197,7 @@ def test_other_weights_are_another_model(
 
 
 def test_another_version_is_replaced(llm: LLM, stored: tuple[Path, list[int]], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("llmcl.models.prefix_file.FORMAT", 2)
+    monkeypatch.setattr("llmcl.models.prefix_file.FORMAT", 0)
     with llm.engine(max_sequences=1) as engine:
         with pytest.raises(PrefixFileError, match="of another version of llmcl; it is replaced") as error:
             engine.restore_prefixes(stored[0])

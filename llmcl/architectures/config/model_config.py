@@ -10,7 +10,7 @@ import numpy as np
 from llmcl.architectures.config.limits import MAX_INTERMEDIATE, SIZE_MULTIPLE
 from llmcl.architectures.config.reader import unsupported
 from llmcl.architectures.config.rope import RopeScaling
-from llmcl.architectures.config.rope_values import rotation
+from llmcl.architectures.config.rope_values import rotation, rotation_by_length
 from llmcl.architectures.families.blocks import Attention, Heads, Layer, MatrixPlan, Rotation, layer_name
 from llmcl.architectures.families.latent import LatentAttention, LatentSettings
 from llmcl.architectures.families.recurrent import RecurrentBlock
@@ -84,14 +84,47 @@ class ModelConfig:
             tables["local"] = rotation(local, self.rotary_dim or local, self.local_rope_theta, None, max_context)
         return tables
 
+    def device_rotations(self, max_context: int) -> dict[Rotation, np.ndarray]:
+        """Returns `rotations` for the device. With `rope_by_length`, "main" is `rotation_by_length`."""
+        tables = self.rotations(max_context)
+        if (scaling := self.rope_by_length) is not None:
+            main = self.rotated_size("main")
+            tables["main"] = rotation_by_length(main, self.rotary_dim or main, self.rope_theta, scaling)
+        return tables
+
+    @property
+    def rope_by_length(self) -> RopeScaling | None:
+        """Returns the rotary scaling if its frequencies depend on the text's length.
+
+        In models with recurrent layers they depend on the context: snapshots of states are shared by texts of all
+        lengths.
+        """
+        scaling = self.rope_scaling
+        depends = scaling is not None and scaling.kind in ("longrope", "dynamic")
+        return scaling if depends and not self.state_bytes else None
+
+    def text_length(self, n_tokens: int, n_prompt: int | None = None) -> int:
+        """Returns the length that chooses the rotary frequencies of a text of n_tokens, equal for texts with the same
+        ones; 0 up to the original length.
+
+        n_prompt: the tokens before the answer; None: all. "dynamic" chooses by the prompt's length, and raises theta
+        further with each token beyond, as transformers does with a cache.
+        """
+        scaling = self.rope_by_length
+        if scaling is None:
+            return 0
+        original = scaling.original_max_position
+        if scaling.kind == "longrope":
+            return original + 1 if n_tokens > original else 0
+        length = n_tokens if n_prompt is None else n_prompt
+        return length if length > original else 0
+
     def why_not_for_short_texts(self, max_context: int) -> str | None:
         """Explains why the context size changes rotary frequencies for short texts compared with transformers. None: no
         change.
-
-        transformers chooses frequencies by text length, so earlier keys no longer match when the text grows.
         """
         scaling = self.rope_scaling
-        if scaling is None or scaling.kind not in ("longrope", "dynamic"):
+        if scaling is None or scaling.kind not in ("longrope", "dynamic") or self.rope_by_length is not None:
             return None
         if max_context <= scaling.original_max_position:
             return None

@@ -29,7 +29,7 @@ class RopeScaling:
     divides frequency i by `factors[i]` (inf: no rotation), then by `factor` (GGUF's tensor rope_freqs.weight, and
     "proportional" in config.json). "yarn" divides frequencies below beta_slow turns in original_max_position tokens,
     keeps frequencies above beta_fast turns, and blends in between. "longrope" divides frequency i by `factors[i]`, or
-    by `long_factors[i]` if the context exceeds original_max_position. "dynamic" raises theta if the context exceeds
+    by `long_factors[i]` if the text exceeds original_max_position. "dynamic" raises theta if the text exceeds
     original_max_position.
     """
 

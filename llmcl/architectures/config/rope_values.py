@@ -28,6 +28,22 @@ def rotation(head_dim: int, rotary_dim: int, theta: float, scaling: RopeScaling 
     return table
 
 
+def rotation_by_length(head_dim: int, rotary_dim: int, theta: float, scaling: RopeScaling) -> np.ndarray:
+    """Returns the rotation up to the original length, and what longer texts need (common/rope_table.cl), float32 [3,
+    head_dim / 2].
+
+    For "longrope" the third row is their frequencies. For "dynamic" it is e_i = -2i / (dim - 2): a theta larger by the
+    factor x^(dim / (dim - 2)) multiplies frequency i by x^e_i.
+    """
+    original = scaling.original_max_position
+    longer = np.zeros((1, head_dim // 2), _f32)
+    if scaling.kind == "longrope":
+        longer = rotation(head_dim, rotary_dim, theta, scaling, original + 1)[:1]
+    else:
+        longer[0, : rotary_dim // 2] = -np.arange(0, rotary_dim, 2) / max(rotary_dim - 2, 1)
+    return np.concatenate([rotation(head_dim, rotary_dim, theta, scaling, original), longer])
+
+
 def inverse_frequencies(dim: int, theta: float, scaling: RopeScaling | None, max_context: int) -> np.ndarray:
     """Returns rotary frequencies in radians per position for texts up to max_context tokens, float32 [dim / 2]."""
     if scaling is None:

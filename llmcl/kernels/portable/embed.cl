@@ -4,7 +4,7 @@
 //
 // table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
 // tokens     int [n], or one per sequence (step_rows.cl)     state      see STATE_*
-// rotation   float [2][HEAD_DIM/2]: f, m
+// rotation   float [2][HEAD_DIM/2]: f, m (rope_table.cl; [3] with ROPE_LONG or ROPE_GROWTH)
 // x          float [n][hidden]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
 // last_seen  int [vocab] per sequence: each token's latest position, for the repetition penalty
@@ -37,7 +37,7 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
 #else
     for (int i = get_local_id(0); i < hidden; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * scale;
 #endif
-    write_rotation(rotation, position, rope + t * HEAD_DIM);
+    write_rotation(rotation, position, sequence_state(state, t)[STATE_TEXT_LENGTH], rope + t * HEAD_DIM);
 #ifdef RECORDS
     last_seen += (size_t)sequence_of(state, t) * vocab;
 #endif

@@ -14,5 +14,5 @@
 __kernel __attribute__((reqd_work_group_size(LOCAL_SIZE, 1, 1)))
 void rope_table(__global const int* state, __global const float* rotation, __global float* rope) {
     const int t = get_group_id(0);
-    write_rotation(rotation, row_position(state, t), rope + t * HEAD_DIM);
+    write_rotation(rotation, row_position(state, t), 0, rope + t * HEAD_DIM);
 }
