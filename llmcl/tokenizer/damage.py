@@ -1,6 +1,7 @@
 """Refuses descriptions of tokenizers at which the library `tokenizers` panics or ends the process.
 
-A panic becomes an exception, but Rust has by then written its own report to standard error.
+A panic becomes an exception, but Rust has by then written its own report to standard error. What depends on a text is
+left to `library.without_report`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ _SUBWORD_PREFIX = re.compile(rb'"continuing_subword_prefix"\s*:\s*"([^"])')
 _LEAST_TABLE = 4 * 256  # of a charsmap: indexed by the first byte of a text
 _CHARSMAP = re.compile(rb'"precompiled_charsmap"\s*:\s*"([^"]*)"')
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9a-fA-F])")
+_IN_PAIRS = re.compile(rb'"merges"\s*:\s*\[\s*\[')
+# A repeated group that repeats something inside, as in (a+)+: the library gives up after ten million attempts.
+_NESTED = re.compile(r"(?:[+*]|,\d*\})[?+]?[^(]*\)[?+]?(?:[+*]|\{\d+,)")
 _REMEDY = "It is damaged or hostile; get tokenizer.json again."
 
 
@@ -36,6 +40,49 @@ def check_json(file: Path, data: bytes) -> None:
     for match in _CHARSMAP.finditer(plain):
         if problem := _charsmap_problem(match[1].replace(b"\\/", b"/")):
             raise CheckpointError(f"{file}: precompiled_charsmap {problem}. Get the file again.")
+    if _may_have_long_merge(data) and (pair := _long_merge(data)) is not None:
+        left, right = map(shown, pair)
+        raise CheckpointError(f"{file}: its merges have {left} and {right}, which make no token. Get the file again.")
+
+
+def _may_have_long_merge(data: bytes) -> bool:
+    """Returns False if no merge makes more bytes than the longest token has. Much faster than reading the JSON."""
+    start = data.rfind(b'"merges"')
+    if start < 0:
+        return False
+    plain = data.replace(b"\\\\", b"..").replace(b'\\"', b"..") if b"\\" in data else data  # of the same length
+    text = np.frombuffer(plain + b"    ", np.uint8)
+    quotes = np.flatnonzero(text == ord('"'))
+    quotes = quotes[: len(quotes) // 2 * 2]
+    begins, sizes = quotes[::2], np.diff(quotes)[::2] - 1  # sizes as written, never less than what it stands for
+    n = int(np.searchsorted(begins, start))
+    after = quotes[1 : 2 * n : 2] + 1
+    values = np.where(text[after + 1] == ord(" "), text[after + 2], text[after + 1])
+    is_token = (text[after] == ord(":")) & (values >= ord("0")) & (values <= ord("9"))
+    begins, tokens, merged = begins[:n][is_token], sizes[:n][is_token], sizes[n + 1 :]
+    if not len(tokens) or not len(merged):
+        return bool(len(merged))
+    longest, at = int(tokens.max()), int(begins[tokens.argmax()])
+    merged = merged + np.append(merged[1:], 0) if _IN_PAIRS.match(data, start) else merged - 1  # without the space
+    return int(merged.max()) > longest or b"\\" in data[at : at + longest]
+
+
+def _long_merge(data: bytes) -> tuple[str, str] | None:
+    """Returns a merge of two tokens that makes more bytes than any token has: the library panics at it."""
+    try:
+        model = json.loads(data)["model"]
+        longest = max(len(token.encode()) for token in model["vocab"])
+        pairs = (pair.split(" ") if isinstance(pair, str) else pair for pair in model["merges"])
+        return next(((a, b) for a, b in pairs if len((a + b).encode()) > longest), None)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return None  # the library says what is wrong
+
+
+def may_give_up(backend: Any) -> bool:
+    """Returns whether a regular expression may panic at a text, because it tries too many ways to match it."""
+    steps = (step for part in ("normalizer", "pre_tokenizer") for step in _steps(backend, part))
+    patterns = (step["pattern"].get("Regex", "") for step in steps if isinstance(step.get("pattern"), dict))
+    return any(map(_NESTED.search, patterns))
 
 
 def check_steps(backend: Any) -> None:

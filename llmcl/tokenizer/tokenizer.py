@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from llmcl.errors import (
 from llmcl.tokenizer import chat_template, damage, gguf_tokenizer
 from llmcl.tokenizer.infill_tokens import gguf_infill_ids
 from llmcl.tokenizer.least_tokens import LeastTokens
-from llmcl.tokenizer.library import refusing
+from llmcl.tokenizer.library import refusing, without_report
 from llmcl.tokenizer.text import Detokenizer
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class Tokenizer:
             UnsupportedModelError: token texts are encoded in an unknown way.
         """
         damage.check_steps(backend)
+        self._may_give_up = damage.may_give_up(backend)
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -151,7 +153,8 @@ class Tokenizer:
                 f"the prompt has {size}, the context {most}; shorten the prompt or raise the context "
                 "(--ctx-size, max_context)",
             )
-        with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."):
+        quiet = without_report() if self._may_give_up else nullcontext()
+        with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."), quiet:
             ids = self._library_ids(text, add_special_tokens)
         bos = self.bos_token_id
         if add_special_tokens and self._prepends_bos and bos is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import os
 import zlib
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,10 @@ import tokenizers
 from made_tokenizers import gguf_of, save_folder, sentencepiece_gguf, source, trained
 from tokenizers import decoders, models, normalizers
 
+from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError
-from llmcl.tokenizer import Tokenizer
+from llmcl.tokenizer import Tokenizer, damage
+from llmcl.tokenizer.library import without_report
 
 # Written by sentencepiece's trainer for three rules: \ufb01 becomes fi, \xe9 becomes e, \u2026 becomes three dots.
 CHARSMAP = zlib.decompress(base64.b64decode(
@@ -164,6 +167,71 @@ def test_a_step_at_which_the_library_panics_is_refused_without_its_report(
     with pytest.raises(CheckpointError, match=f"The tokenizer's {part} {message}"):
         Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("ascii_only", [False, True])
+@pytest.mark.parametrize("as_text", [False, True])
+def test_a_merge_longer_than_any_token_is_refused_without_a_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], indent: int | None, ascii_only: bool, as_text: bool
+) -> None:
+    """In both forms of the library, with and without escapes. A shorter one that makes no token it names itself."""
+    backend = json.loads(trained("gpt-2").to_str())
+    model = backend["model"]
+    longest = max(model["vocab"], key=lambda token: len(token.encode()))
+    merges = model["merges"]
+
+    def load(*added: list[str]) -> Tokenizer:
+        pairs = [*merges, *added]
+        model["merges"] = [" ".join(pair) for pair in pairs] if as_text else pairs
+        text = json.dumps(backend, indent=indent, ensure_ascii=ascii_only)
+        (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+        return Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
+
+    assert load().encode("Hello world") == trained("gpt-2").encode("Hello world").ids
+    with pytest.raises(CheckpointError, match=r"tokenizer\.json: its merges have .* which make no token"):
+        load([longest, "a"])
+    with pytest.raises(CheckpointError, match="out of vocabulary"):
+        load(["z", "q"])
+    assert capfd.readouterr().err == ""
+
+
+def test_most_files_are_not_read_twice() -> None:
+    text = trained("gpt-2").to_str()
+    assert not damage._may_have_long_merge(text.encode())
+    assert damage._may_have_long_merge(text.replace('"merges":[', '"merges":[["aaaaaaaaaaaaaaaa","a"],').encode())
+
+
+@pytest.mark.parametrize("part", ["normalizer", "pre_tokenizer"])
+def test_an_expression_that_gives_up_is_an_error_without_a_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], part: str
+) -> None:
+    pattern = {"pattern": {"Regex": "(a+)+b"}}
+    step = {"type": "Replace", "content": "x"} if part == "normalizer" else {"type": "Split", "behavior": "Isolated"}
+    split = step | pattern | ({} if part == "normalizer" else {"invert": False})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(json.loads(trained("gpt-2").to_str()) | {part: split}))
+    tokenizer = Tokenizer.from_checkpoint(source(None, 1000, tmp_path))
+    assert tokenizer.encode("hello")
+    for text in ("a" * 60, "a" * 4000):
+        with pytest.raises(CheckpointError, match=r"The tokenizer failed: .*retry-limit-in-match over"):
+            tokenizer.encode(text)
+    assert capfd.readouterr().err == ""
+
+
+def test_what_others_write_meanwhile_is_kept(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(KeyboardInterrupt), without_report():
+        os.write(2, b"a line of another thread\n")
+        os.write(2, b"\nthread '<unnamed>' panicked at x.rs:1\nreason\n")
+        raise KeyboardInterrupt  # like a panic no Exception
+    with without_report():
+        os.write(2, b"another line\n")
+    assert capfd.readouterr().err == "a line of another thread\nanother line\n"
+
+
+def test_usual_expressions_cannot_give_up() -> None:
+    """Their texts are encoded without a change to standard error."""
+    words = {name: words.expressions for name, words in PRE_TOKENIZERS.items()}
+    assert {name for name, texts in words.items() if any(map(damage._NESTED.search, texts))} == {"exaone-moe"}
 
 
 def decodable(model: Any) -> tokenizers.Tokenizer:
