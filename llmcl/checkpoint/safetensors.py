@@ -84,6 +84,9 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     _check_not_quantised(stored)
     if config_json["model_type"] in TEXT_PARTS or _BACKBONE in stored:
         stored = _text_tensors(stored)
+    if _EMBEDDING.removeprefix("model.") in stored:  # the base model alone, as models for embeddings are published
+        stored = {f"model.{name}": tensor for name, tensor in stored.items()}
+        config = replace(config, tie_embeddings=True)
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
     stored = transposed_parts(stored, family.transposed, config)
     stored = _renamed(stored, family.modules)

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
+from llmcl.architectures.embedding import NO_SETTINGS, EmbeddingSettings, Pooling
 from llmcl.engine.chat import Chat
+from llmcl.engine.embedding import Embedder, TextReader, check_dimensions, chosen_pooling, shortened
 from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine, Question
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
@@ -66,6 +68,8 @@ class LLM(PromptReader, SpeedTests):
         self.leases = Leases(name)
         self._grammars: Grammars | None = None
         self._scores: TextScores | None = None
+        self.embedding: EmbeddingSettings = NO_SETTINGS  # what the checkpoint says about embeddings; `load` sets it
+        self._embedders: dict[Pooling, Embedder] = {}
         self._kept = KeptBatch()
         for device in self.devices:
             device.spares.add(self._kept)
@@ -394,6 +398,48 @@ class LLM(PromptReader, SpeedTests):
                 )
         return self.leases.call(lambda: self._text_scores().answers(ids, texts), wait=wait)
 
+    def embed(
+        self,
+        texts: Sequence[str | Sequence[int]],
+        *,
+        pooling: str | None = None,
+        prompt_name: str | None = None,
+        dimensions: int | None = None,
+        normalize: bool = True,
+        truncate: bool = False,
+        wait: bool = False,
+    ) -> np.ndarray:
+        """Returns a vector for each text: float32 [texts, dimensions].
+
+        texts: texts or token ids, special tokens included. pooling: "mean", "cls" or "last" row of a text after the
+        final norm; None: the checkpoint's. prompt_name: a prompt of the checkpoint, put before each text; None: its
+        default prompt, if any. dimensions: keep only the first values of each vector. normalize: vectors of length 1.
+        truncate: cut texts longer than the model takes. wait: as in `stream`.
+
+        Raises UsageError for a model without a pooling, an unknown prompt or a text without tokens,
+        ContextLengthError for a text too long.
+        """
+        check_flags(normalize=normalize)
+        chosen = chosen_pooling(self.embedding, pooling, self.model_name)
+        ids = self.ids_to_embed(texts, prompt_name=prompt_name, truncate=truncate)
+
+        def work() -> np.ndarray:
+            if (embedder := self._embedders.get(chosen)) is None:
+                embedder = Embedder(self.model, self.sequence, self.embedding.dense, chosen)
+                self._embedders[chosen] = embedder
+            check_dimensions(dimensions, embedder.dimensions)
+            vectors = np.concatenate([*embedder.vectors(ids, normalize=normalize)])
+            return shortened(vectors, dimensions, normalize=normalize)
+
+        return self.leases.call(work, wait=wait)
+
+    def ids_to_embed(
+        self, texts: Sequence[str | Sequence[int]], *, prompt_name: str | None = None, truncate: bool = False
+    ) -> list[list[int]]:
+        """Returns the token ids that `embed` reads for each text. Arguments and errors as for `embed`."""
+        most = min(self.max_context, self.embedding.max_tokens or self.max_context)
+        return TextReader(self.embedding, self._tokenizer, most, prompt_name, truncate).ids(texts)
+
     def _text_scores(self) -> TextScores:
         if self._scores is None:
             self._scores = TextScores(self.model, self.sequence)
@@ -413,6 +459,7 @@ class LLM(PromptReader, SpeedTests):
         for device in self.devices:
             device.close()
         self._model, self._scores, self.speculation = None, None, NO_SPECULATION
+        self._embedders.clear()
 
     def __reduce_ex__(self, protocol: object) -> str:
         raise UsageError(

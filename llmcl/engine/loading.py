@@ -12,6 +12,7 @@ from threading import Thread
 from llmcl.architectures.config import ModelConfig
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
+from llmcl.checkpoint.embedding_settings import embedding_settings
 from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.llm import LLM
@@ -177,6 +178,7 @@ def load(
                 progress(what, done, total)
 
         types = _weight_types(checkpoint, dtype, quantize, activation_dtype)
+        embedding = embedding_settings(checkpoint)
         if progress:
             progress(OPENING, 0, 0)
         llm = _assemble(
@@ -194,6 +196,7 @@ def load(
         )
         llm.tokenizer = tokenizer.result()
         llm.sampling_defaults = sampling_defaults(checkpoint)
+        llm.embedding = embedding
     if prompt_lookup:
         llm.speculation = speculation_with(llm.model, None, progress)
     elif draft_model is not None:

@@ -381,6 +381,15 @@ class Model:
             self.run((*self._prefill_for(rows).rest, *launches), step.n_tokens)
             yield buffer, step.n_tokens
 
+    def rows_of(self, sequence: SequenceState, token_ids: Sequence[int]) -> Iterator[int]:
+        """Appends token_ids to the sequence. Yields the tokens of each step, whose rows after the last layer are then
+        in `act.x`. Raises the errors of `prefill`.
+        """
+        self.check_tokens(sequence, token_ids)
+        for step in self._prefill_steps(sequence, token_ids, self.chunk):
+            self.run(self._prefill_for(step.n_tokens).rest, step.n_tokens)
+            yield step.n_tokens
+
     @property
     def logit_rows(self) -> int:
         """Returns the maximum rows per item from `logit_chunks`."""

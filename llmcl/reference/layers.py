@@ -22,6 +22,13 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Float64:
     return normed * wide(weight)
 
 
+def pool(rows: Array, pooling: str) -> Float64:
+    """A text's row: the mean, the first ("cls") or the last of its rows [n, hidden] -> [hidden]."""
+    rows = wide(rows)
+    pooled: Float64 = {"mean": rows.mean(axis=0), "cls": rows[0], "last": rows[-1]}[pooling]
+    return pooled
+
+
 def linear(x: Array, weight: Array) -> Float64:
     """x weight^T: x [n, k], weight [rows, k] (row-major, as checkpoints store it) -> [n, rows]."""
     return wide(x) @ wide(weight).T

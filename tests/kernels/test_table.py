@@ -17,6 +17,7 @@ from helpers import step_state_at, weight_on_device
 import llmcl
 from llmcl.architectures.config import ModelConfig
 from llmcl.attention import flex_attention
+from llmcl.engine.embedding import Embedder
 from llmcl.errors import DeviceError, UsageError
 from llmcl.kernels import portable, table
 from llmcl.kernels.common.attention import AttentionDecode, AttentionPrefill, PackKeys, RopeAppend
@@ -107,7 +108,7 @@ def made_up(row: Implementation) -> Implementation:
 
 
 def bound(device: RecordingDevice, config: ModelConfig, format: str) -> None:
-    """Binds everything that a model launches: alone, in a batch, with drafts, and to measure perplexity."""
+    """Binds everything that a model launches: alone, in a batch, with drafts, for embeddings, to measure perplexity."""
     checkpoint = ShapeCheckpoint(config, lambda name: format)
     weights = load_weights(device, checkpoint, WeightTypes("native", stored_formats(checkpoint)))
     cache = PagedKVCache(device, config, 512, "float16", 64)
@@ -115,6 +116,7 @@ def bound(device: RecordingDevice, config: ModelConfig, format: str) -> None:
     Batch(Model(device, config, weights, cache, logit_rows=4, step_rows=64, mods=mods), 4, 64)
     model = Model(device, config, weights, cache, mods=mods)
     model.sampler.configure(SamplingParams(dry_multiplier=0.8))
+    Embedder(model, cache.sequence(), (), "mean")
     if cache.states is None:
         Verification(model)
     logits = model.act.logits

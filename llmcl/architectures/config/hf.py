@@ -250,7 +250,8 @@ def _windows(read: Reader, family: Family, n_layers: int, max_position: int) -> 
 def _refuse_features(read: Reader, family: Family) -> None:
     """Raises UnsupportedModelError for settings in config.json that llmcl does not compute."""
     architectures = read.get("architectures", [])
-    if architectures and architectures != [family.hf_class]:
+    base = family.hf_class.removesuffix("ForCausalLM")
+    if architectures and architectures not in ([family.hf_class], [f"{base}Model"], [f"{base}TextModel"]):
         unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
     for key in ("attention_bias", "attention_out_bias", "mlp_bias"):
         if key not in family.biases and read.flag(key, default=False):
