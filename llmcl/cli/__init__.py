@@ -24,6 +24,7 @@ _COMMANDS = {
     "run": "Chat with a model, or answer one prompt.",
     "generate": "Stream a model's answer, or answer a file of requests.",
     "chat": "Talk with a model; /help lists what can be typed.",
+    "embed": "Turn texts into vectors (embeddings).",
     "serve": "Serve a model to OpenAI's and Anthropic's clients.",
     "warm": "Compile a model's kernels, so that later starts need not.",
     "pull": "Download a model from the hub.",

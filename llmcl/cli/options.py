@@ -170,6 +170,16 @@ RandomShape = Annotated[
         help="Use random weights instead of -m: llama-3.2-1b, another shape (any word lists them) or a config.json.",
     ),
 ]
+POOLINGS = ("mean", "cls", "last")
+Pooling = Annotated[
+    str | None,
+    choice(
+        MODEL_PANEL,
+        "--pooling",
+        POOLINGS,
+        help="Row of a text that becomes its embedding: the mean, the first or the last.  [default: the model's own]",
+    ),
+]
 Offline = Annotated[bool, option(MODEL_PANEL, "--offline", help="Use only files on this machine, never the network.")]
 ContextSize = Annotated[
     int | None,
