@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from llmcl.cli import options as opt
-from llmcl.cli.loading import load_to_answer
+from llmcl.cli.loading import load_model, load_to_answer
 from llmcl.cli.option_groups import LoadingToAnswer, with_groups
 from llmcl.cli.text_files import named, read_text
 from llmcl.errors import UsageError
@@ -20,6 +20,7 @@ from llmcl.serve.settings import LOG_FORMATS
 if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.serve.cache_file import CacheFile as Kept
+    from llmcl.serve.embeddings import LlmEmbedder
     from llmcl.serve.model_facts import ModelFacts
     from llmcl.serve.served import Served
 
@@ -116,6 +117,15 @@ StateDir = Annotated[
         help="Keep the conversations of /v1/responses in this folder across restarts.",
     ),
 ]
+EmbeddingModel = Annotated[
+    str | None,
+    opt.option(
+        PANEL,
+        "--embedding-model",
+        metavar="NAME|PATH",
+        help="Answer /v1/embeddings with this model, beside the answers of -m.",
+    ),
+]
 DrainSeconds = Annotated[
     float,
     opt.option(
@@ -147,6 +157,8 @@ def serve(
     cache_file_size: CacheFileSize = 4096,
     state_dir: StateDir = None,
     replicas: Replicas = 1,
+    embedding_model: EmbeddingModel = None,
+    pooling: opt.Pooling = None,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -183,7 +195,13 @@ def serve(
 
     def load(progress: Progress) -> Served:
         options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
-        served = _load(model, loading, alias or model_name(model), options, kept, quiet, progress)
+        named_as = alias or model_name(model)
+        llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
+        embedder = _embedder(llm, named_as, loading, embedding_model, pooling, quiet, progress)
+        if embedder is not None and embedder.llm is llm:
+            served = _embedding_server(embedder, model)
+        else:
+            served = _load(llm, model, loading, named_as, options, kept, embedder, quiet, progress)
         gc.collect()  # otherwise a collection over all loaded objects would interrupt an answer
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
@@ -222,19 +240,63 @@ def model_name(model: str) -> str:
     return path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
 
 
+def _embedder(
+    llm: LLM,
+    name: str,
+    loading: LoadingToAnswer,
+    embedding_model: str | None,
+    pooling: str | None,
+    quiet: bool,
+    progress: Progress,
+) -> LlmEmbedder | None:
+    """Returns what makes embeddings: the other model, or llm if it is made for them or has a pooling; else None."""
+    from llmcl.serve.embeddings import LlmEmbedder
+
+    if embedding_model is not None:
+        other = load_model(
+            embedding_model, loading, ctx_size=None, compile_kernels=False, quiet=quiet, progress=progress
+        )
+        return LlmEmbedder(other, model_name(embedding_model), pooling)
+    if pooling is None and llm.embedding.pooling is None:
+        return None
+    return LlmEmbedder(llm, name, pooling)
+
+
+def _embedding_server(embedder: LlmEmbedder, model: str) -> Served:
+    """Returns a model that makes embeddings, no text."""
+    from llmcl.serve.embeddings import NoAnswers
+    from llmcl.serve.served import Served
+
+    llm = embedder.llm
+    return Served(
+        NoAnswers(),
+        llm.tokenizer,
+        embedder.name,
+        max_context=llm.max_context,
+        vocab_size=llm.config.vocab_size,
+        created=int(time.time()),
+        grammars=llm.grammars,
+        device=llm.device.name,
+        facts=model_facts(llm, model),
+        close=llm.close,
+        embedder=embedder,
+    )
+
+
 def _load(
+    llm: LLM,
     model: str,
     loading: LoadingToAnswer,
     name: str,
     options: dict[str, Any],
     cache_file: Kept | None,
+    embedder: LlmEmbedder | None,
     quiet: bool,
     progress: Progress,
 ) -> Served:
     from llmcl.serve.served import Served
 
     # The engine compiles its own kernels at once; the kernels in `llm` are not used.
-    llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
     if cache_file is not None and (said := cache_file.restore(engine)) and not quiet:
@@ -245,6 +307,8 @@ def _load(
             cache_file.store(engine)
         engine.close()
         llm.close()
+        if embedder is not None:
+            embedder.llm.close()
 
     return Served(
         engine,
@@ -257,6 +321,7 @@ def _load(
         device=llm.device.name,
         facts=model_facts(llm, model),
         close=close,
+        embedder=embedder,
     )
 
 

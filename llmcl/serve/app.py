@@ -13,6 +13,7 @@ from llmcl.serve import kept_responses, ollama_chat, ollama_models, own, respons
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
 from llmcl.serve.chat_completions import chat_completions
 from llmcl.serve.completions import completions
+from llmcl.serve.embeddings import embeddings, ollama_embed
 from llmcl.serve.errors import RequestError
 from llmcl.serve.generation import AsciiJSONResponse, as_refusal
 from llmcl.serve.guard import Guard
@@ -52,7 +53,7 @@ GET: dict[str, Endpoint] = {
 POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
-    "/v1/embeddings": own.embeddings,
+    "/v1/embeddings": embeddings,
     "/v1/responses": responses,
     "/v1/responses/compact": kept_responses.compact,
     "/v1/messages": messages,
@@ -62,8 +63,8 @@ POST: dict[str, Endpoint] = {
     "/apply-template": own.apply_template,
     "/infill": infill,
     "/api/chat": ollama_chat.chat,
-    "/api/embed": ollama_models.embed,
-    "/api/embeddings": ollama_models.embed,
+    "/api/embed": ollama_embed,
+    "/api/embeddings": ollama_embed,
     "/api/generate": ollama_chat.generate,
     "/api/pull": ollama_models.pull,
     "/api/show": ollama_models.show,

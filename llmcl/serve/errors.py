@@ -14,7 +14,9 @@ TOO_LONG = "context_length_exceeded"
 # Advice for clients when a chat template fails; the command line gives different advice.
 _OTHER_PROMPTS = "Send other messages, or the whole text of the prompt to /v1/completions."
 # Field with the prompt by path; elsewhere: messages.
-_PROMPTS = {"/v1/completions": "prompt", "/v1/responses": "input", "/v1/responses/compact": "input"}
+_PROMPTS = {"/v1/completions": "prompt"} | dict.fromkeys(
+    ("/v1/responses", "/v1/responses/compact", "/v1/embeddings"), "input"
+)
 # Each API's error type by HTTP status.
 _OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 _ANTHROPIC_TYPES = {

@@ -84,10 +84,6 @@ async def pull(request: Request, service: Service) -> ASGIApp:
     return Response(b"".join(map(line, events)), media_type=LINES)
 
 
-async def embed(request: Request, service: Service) -> Response:
-    raise RequestError(501, "this model makes text, no embeddings", code="not_implemented")
-
-
 def capabilities(served: Served) -> list[str]:
     """Returns the abilities in Ollama's words."""
     template = served.tokenizer.chat_template

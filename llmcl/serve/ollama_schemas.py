@@ -12,8 +12,7 @@ _LIST: Schema = {"type": "array", "items": {"type": "object"}}
 _FLAG: Schema = {"type": ["boolean", "null"]}
 _TEXT_OR_NULL: Schema = {"type": ["string", "null"]}
 _NAMED: Schema = {"type": "object", "properties": {"model": _TEXT}, "required": ["model"]}
-_NOTHING: Schema = {"type": "object", "properties": {}}
-_EMBEDDINGS = ("Answered with 501: the model makes text.", _NOTHING, _NOTHING)
+_NUMBERS: Schema = {"type": "array", "items": {"type": "number"}}
 LINES = "application/x-ndjson"
 
 # Path -> summary, media type, and schema of the 200 response.
@@ -58,8 +57,16 @@ def bodies(sampling: Mapping[str, Schema], message: Schema, tools: Schema) -> di
             {"type": "object", "properties": generate},
             answer(response=_TEXT),
         ),
-        "/api/embed": _EMBEDDINGS,
-        "/api/embeddings": _EMBEDDINGS,
+        "/api/embed": (
+            "Embeddings, as Ollama's API has them; 501 if the server has no model for them.",
+            {"type": "object", "properties": {"model": _TEXT_OR_NULL, "input": {}, "truncate": _FLAG}},
+            {"type": "object", "properties": {"embeddings": {"type": "array", "items": _NUMBERS}}},
+        ),
+        "/api/embeddings": (
+            "The embedding of one text, as Ollama's API had it.",
+            {"type": "object", "properties": {"model": _TEXT_OR_NULL, "prompt": _TEXT_OR_NULL}},
+            {"type": "object", "properties": {"embedding": _NUMBERS}},
+        ),
         "/api/pull": ("Success for the model that is here.", pull, ok),
         "/api/show": ("The model's details, as Ollama's API has them.", _NAMED, shown),
     }

@@ -14,6 +14,7 @@ import llmcl
 from llmcl.sampling_options import PARAMETERS, Parameter
 from llmcl.serve import ollama_schemas
 from llmcl.serve.conversation import BUDGETS, OPENAI_ROLES
+from llmcl.serve.embeddings import MAX_INPUTS
 from llmcl.serve.errors import OLLAMA_PATH
 from llmcl.serve.logprobs import MAX_TOP
 from llmcl.serve.page import PREFIX
@@ -240,7 +241,21 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         _object({**_ANTHROPIC, "messages": _list(_ANTHROPIC_MESSAGE, minItems=1)}, "messages"),
         _object({"input_tokens": _WHOLE}, "input_tokens"),
     ),
-    "/v1/embeddings": ("Answered with 501: the model makes text.", _object({}), _object({})),
+    "/v1/embeddings": (
+        "Embeddings of texts, as OpenAI's API has them; 501 if the server has no model for them.",
+        _object(
+            {
+                "model": _or_null("string"),
+                "input": {"oneOf": [_TEXT, _some(MAX_INPUTS, _TEXT), _list(_ID), _some(MAX_INPUTS, _list(_ID))]},
+                "encoding_format": {"enum": [None, "float", "base64"]},
+                "dimensions": _or_null("integer", minimum=1),
+                "prompt_name": _or_null("string"),
+                "truncate": _FLAG,
+            },
+            "input",
+        ),
+        _object({"data": _list(_object({})), "usage": {"type": "object"}}, "data", "usage"),
+    ),
     "/tokenize": (
         "A text as token ids.",
         _object({"content": _TEXT, "add_special": _FLAG, "with_pieces": _FLAG}, "content"),

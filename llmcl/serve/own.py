@@ -54,7 +54,10 @@ async def models(request: Request, service: Service) -> Response:
     if "anthropic-version" in request.headers:
         return JSONResponse({"data": [_anthropic_model(served)], "has_more": False, "first_id": None, "last_id": None})
     more: dict[str, Any] = {"models": []} if "client_version" in request.query_params else {}
-    return JSONResponse({"object": "list", "data": [_openai_model(served)], **more})
+    listed = [_openai_model(served)]
+    if (embedder := served.embedder) is not None and embedder.name != served.name:
+        listed.append(listed[0] | {"id": embedder.name})
+    return JSONResponse({"object": "list", "data": listed, **more})
 
 
 async def model(request: Request, service: Service) -> Response:
@@ -79,10 +82,6 @@ def _anthropic_model(served: Served) -> dict[str, Any]:
         "max_input_tokens": served.max_context,
         "max_tokens": served.max_context,
     }
-
-
-async def embeddings(request: Request, service: Service) -> Response:
-    raise RequestError(501, "this model makes text, no embeddings", code="not_implemented")
 
 
 async def tokenize(request: Request, service: Service) -> Response:

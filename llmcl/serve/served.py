@@ -17,6 +17,8 @@ from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
 
 if TYPE_CHECKING:  # imported late: the server listens before the engine is loaded
+    import numpy as np
+
     from llmcl.engine.engine_metrics import EngineMetrics
     from llmcl.engine.generation import Piece
     from llmcl.grammar import Grammars
@@ -69,6 +71,19 @@ class AnswerEngine(Protocol):
         ...
 
 
+class TextEmbedder(Protocol):
+    """Makes embeddings, for one thread at a time. Arguments as for `LLM.embed`."""
+
+    @property
+    def name(self) -> str: ...
+
+    def ids_to_embed(
+        self, texts: Sequence[str] | Sequence[Sequence[int]], *, prompt_name: str | None, truncate: bool
+    ) -> list[list[int]]: ...
+
+    def embed(self, ids: list[list[int]], *, dimensions: int | None) -> np.ndarray: ...
+
+
 @dataclass(frozen=True)
 class Served:
     """A loaded model."""
@@ -83,6 +98,7 @@ class Served:
     device: str = ""
     facts: ModelFacts = field(default_factory=ModelFacts)
     close: Callable[[], None] = lambda: None
+    embedder: TextEmbedder | None = None  # the model for embeddings, this one or another
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises ContextLengthError or UsageError for a prompt that cannot be answered."""

@@ -8,9 +8,11 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from fake_embedder import FakeEmbedder
 from fake_server import INFILL, FakeEngine, Running, byte_tokenizer, running, wait_for
 
 from llmcl.serve import body
@@ -163,6 +165,7 @@ def test_numbers_of_hundreds_of_digits_are_refused_by_name(shared: Running) -> N
 def able() -> Iterator[Running]:
     """A server whose model can infill, too."""
     with running(FakeEngine(byte_tokenizer(added=INFILL))) as server:
+        server.service.ready(replace(server.service.served(), embedder=FakeEmbedder()))
         yield server
 
 
@@ -174,7 +177,7 @@ def test_no_field_fails_by_a_number(value: Any, able: Running) -> None:
     least = {"messages": said, "input": "Hi", "max_tokens": 1, "content": "Hi", "tokens": [5]}
     least |= {"model": "fake", "input_prefix": "Hi", "input_suffix": "Hi"}
     for path, methods in described.items():
-        if "post" not in methods or path == "/v1/embeddings":
+        if "post" not in methods:
             continue
         properties = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
         base = {"prompt": "Hi"} if path == "/v1/completions" else least

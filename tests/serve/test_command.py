@@ -18,6 +18,7 @@ import pytest
 from echo_engine import Engine
 from fake_server import FakeEngine, byte_tokenizer, served, wait_for
 
+from llmcl.architectures.embedding import NO_SETTINGS
 from llmcl.cli.serve import model_name
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.serve.model_facts import ModelFacts
@@ -204,6 +205,7 @@ def test_options_reach_the_server(
         ("engine", open_engine),
         ("close", lambda: None),
         ("grammars", None),
+        ("embedding", NO_SETTINGS),
     ):
         monkeypatch.setattr(engine, name, value, raising=False)
     facts = {"architecture": "llama", "hidden_size": 576, "dtype": "bfloat16", "n_parameters": lambda: 134_515_008}
