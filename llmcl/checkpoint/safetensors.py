@@ -20,6 +20,7 @@ import numpy as np
 from llmcl.architectures.config import ModelConfig, config_from_hf
 from llmcl.architectures.config.quantization import quantization_from_hf
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS
+from llmcl.checkpoint.encoder_names import encoder_names
 from llmcl.checkpoint.files import MAX_HEADER_BYTES, map_file, optional_json, parse_json, read_json, read_view, reading
 from llmcl.checkpoint.interleaved import interleaved_parts, transposed_parts
 from llmcl.checkpoint.latent import split_latents
@@ -87,6 +88,8 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     if _EMBEDDING.removeprefix("model.") in stored:  # the base model alone, as models for embeddings are published
         stored = {f"model.{name}": tensor for name, tensor in stored.items()}
         config = replace(config, tie_embeddings=True)
+    if config.encoder is not None:
+        stored = encoder_names(stored)
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)
     stored = transposed_parts(stored, family.transposed, config)
     stored = _renamed(stored, family.modules)

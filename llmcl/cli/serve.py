@@ -257,7 +257,7 @@ def _embedder(
             embedding_model, loading, ctx_size=None, compile_kernels=False, quiet=quiet, progress=progress
         )
         return LlmEmbedder(other, model_name(embedding_model), pooling)
-    if pooling is None and llm.embedding.pooling is None:
+    if pooling is None and llm.embedding.pooling is None and not llm.config.bidirectional:
         return None
     return LlmEmbedder(llm, name, pooling)
 

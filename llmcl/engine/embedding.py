@@ -144,8 +144,10 @@ class Embedder:
         self._hidden = hidden
         self._step = StepState(device, TEXTS_AT_ONCE)
         self._rows = device.alloc(4 * (TEXTS_AT_ONCE + 1) * hidden, "pooled rows")
-        norm, x, self._pool = model.weights.final_norm, act.normed, list[Launch]()
-        self._pool += rms_norm(device, act.x, norm, x, model.config.stream_eps)
+        norm, x, self._pool = model.weights.final_norm, act.x, list[Launch]()
+        if norm is not None:
+            x = act.normed
+            self._pool += rms_norm(device, act.x, norm, x, model.config.stream_eps)
         self._pool.append(pool(device, model.step, x, self._rows, pooling, TEXTS_AT_ONCE, hidden))
         self._finish, rows = list[Launch](), self._rows
         for matrix in dense:

@@ -194,6 +194,7 @@ class LLM(PromptReader, SpeedTests):
 
     def check_prompt(self, ids: list[int]) -> None:
         """Raises UsageError or ContextLengthError if the token ids cannot be a prompt."""
+        self.model.check_makes_text()
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(ids) > self.max_context:
@@ -269,6 +270,7 @@ class LLM(PromptReader, SpeedTests):
         keep: the batch may have more slots than asked for, and stays with the model once the engine is closed.
         Otherwise a batch kept before goes back to the model, and a new batch is freed.
         """
+        self.model.check_makes_text()
         ready: ReadyBatch | None = None
 
         def make() -> Batch:

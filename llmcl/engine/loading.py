@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Thread
+from typing import Any
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.attention.mods import MaskMod, ScoreMod
@@ -375,5 +376,7 @@ def _assemble(
         Part(stage.device, stage.span, of_stage, mods.bind(stage.device))
         for stage, of_stage in zip(stages, weights, strict=True)
     ]
-    model = model_of(parts, config, cache, prepared=compile_kernels, progress=progress)
-    return LLM(name, model, dtype, kv_dtype)
+    how: dict[str, Any] = {"prepared": compile_kernels, "progress": progress}
+    if config.bidirectional:  # a text is read in one step, with kernels compiled when used: no token follows
+        how = {"chunk": max_context, "persistent": False, "prepared": False}
+    return LLM(name, model_of(parts, config, cache, **how), dtype, kv_dtype)

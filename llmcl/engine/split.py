@@ -140,6 +140,8 @@ class Splitter:
             raise UsageError(
                 f"{n_devices} devices for {counted(config.n_layers, 'layer')}; name at most as many devices as layers"
             )
+        if config.bidirectional:
+            raise UnsupportedModelError("an encoder's layers cannot be on several devices yet; load it on one device")
         if config.keeps_early:
             raise UnsupportedModelError(
                 "this model's last layers read the keys of earlier layers, or an embedding per layer, so its layers "

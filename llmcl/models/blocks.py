@@ -8,6 +8,7 @@ from typing import Any
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import blocks
+from llmcl.architectures.families.encoder import GeluMlp, LayerNorm
 from llmcl.architectures.families.latent import LatentAttention
 from llmcl.architectures.families.normalize import Normalize
 from llmcl.architectures.families.parallel import Center, ParallelAttention
@@ -19,6 +20,7 @@ from llmcl.kernels.common.weight import Weight
 from llmcl.models.attention_block import AttentionBlock, AttentionWeights
 from llmcl.models.attention_ops import LayerAttention
 from llmcl.models.bound_block import GATES, BlockWeights, BoundBlock
+from llmcl.models.encoder_blocks import GeluMlpBlock, GeluMlpWeights, LayerNormBlock, LayerNormWeights
 from llmcl.models.expert_block import ExpertsBlock, ExpertsWeights
 from llmcl.models.latent_block import LatentBlock, LatentWeights
 from llmcl.models.layer_ops import LayerOps
@@ -205,6 +207,8 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     ShortConv: ShortConvWeights,
     DeltaNet: DeltaNetWeights,
     Mamba: MambaWeights,
+    LayerNorm: LayerNormWeights,
+    GeluMlp: GeluMlpWeights,
 }
 
 
@@ -258,5 +262,9 @@ def bind_block(
         return UngatedMlpBlock(weights)
     if isinstance(block, blocks.LayerInput) and isinstance(weights, LayerInputWeights):
         return LayerInputBlock(weights, GATES[block.activation], layer)
+    if isinstance(block, LayerNorm) and isinstance(weights, LayerNormWeights):
+        return LayerNormBlock(weights)
+    if isinstance(block, GeluMlp) and isinstance(weights, GeluMlpWeights):
+        return GeluMlpBlock(weights, block.tanh)
     assert isinstance(block, blocks.GatedMlp) and isinstance(weights, MlpWeights)
     return MlpBlock(weights, GATES[block.activation])

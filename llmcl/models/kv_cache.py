@@ -65,6 +65,7 @@ class KVCache:
             kv_dtype,
             score_scale=config.attention_scale,
             exact_queries=exact_queries,
+            bidirectional=config.bidirectional,
         )
         self._allocate(device, config, max_context, shape, 1, BORDER_TOKENS)
         self._only = SequenceState(self._key)

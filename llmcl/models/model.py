@@ -159,6 +159,7 @@ class Model:
 
         Raises ContextLengthError if the tokens do not fit, UsageError if one is outside the vocabulary.
         """
+        self.check_makes_text()
         self.check_tokens(sequence, token_ids)
         token_ids = self._to_read(sequence, token_ids)
         chunk = min(chunk or self.chunk, self.chunk)
@@ -218,6 +219,7 @@ class Model:
         return read
 
     def _decode_step(self, step: Step) -> None:
+        self.check_makes_text()
         self._reread(step.sequence)
         self._begin(step)
         self.decode_steps += 1
@@ -371,6 +373,7 @@ class Model:
         """Appends token_ids to the sequence. Yields (logits float32 [n, vocab] on the device, n) for the tokens after
         the first `skip`, at most LOGITS_CHUNK at a time. Each step reuses the buffer, so read it before the next step.
         """
+        self.check_makes_text()
         rows, (buffer, launches) = self.logit_rows, self._bound_for_all_logits()
         self.check_tokens(sequence, token_ids)
         ids = self._to_read(sequence, token_ids)
@@ -505,6 +508,14 @@ class Model:
         with named_errors("running the model"):
             for launch in launches:
                 launch.enqueue(n_tokens)
+
+    def check_makes_text(self) -> None:
+        """Raises UsageError for an encoder."""
+        if self.config.bidirectional:
+            raise UsageError(
+                "the model is an encoder, which makes no text; take its embeddings (llmcl embed, LLM.embed, "
+                "/v1/embeddings), or another model"
+            )
 
     def check_vocabulary(self, token_ids: Sequence[int]) -> None:
         """Raises UsageError for an id outside the embedding."""

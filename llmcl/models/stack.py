@@ -64,6 +64,8 @@ def _embed(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
     yield from ops.embed(weights.embedding)
     if (inputs := weights.layer_inputs) is not None:
         yield from ops.layer_inputs(inputs.embedding, inputs.projection, inputs.norm)
+    if weights.encoder is not None:
+        yield from weights.encoder.add(ops)
 
 
 def _keeper(layers: Layers) -> int:

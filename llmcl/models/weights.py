@@ -14,6 +14,7 @@ import numpy as np
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.config.model_config import FINAL_NORM, LAYER_INPUT_NORM
 from llmcl.architectures.families.blocks import MatrixPlan, RowRuns, layer_name
+from llmcl.architectures.families.encoder import EMBEDDING_NORM, POSITIONS, TYPES
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.formats import dequantize, row_bytes
 from llmcl.checkpoint.mixes import MIXES, mixed_format
@@ -23,6 +24,7 @@ from llmcl.kernels.common.dtype import NATIVE, QUANTIZED, TILE_ROWS, check_dtype
 from llmcl.kernels.common.weight import Weight, WeightPart, alloc_weight, weight_bytes
 from llmcl.models.blocks import weights_of
 from llmcl.models.bound_block import BlockWeights
+from llmcl.models.encoder_blocks import ONE_TEXT, EncoderTensors
 from llmcl.models.layer_span import LayerSpan
 from llmcl.ops.load_weight import load_weight
 from llmcl.ops.random_weight import random_weight
@@ -45,9 +47,10 @@ class LayerInputTensors:
 class ModelWeights:
     embedding: Weight  # [vocab, hidden]
     layers: list[list[BlockWeights]]  # per layer, per block
-    final_norm: Buffer  # float32 [hidden]
+    final_norm: Buffer | None  # float32 [hidden]; None: an encoder
     head: Weight | None  # [vocab, hidden]; the embedding itself if tied; None: other layers follow on another device
     layer_inputs: LayerInputTensors | None = None
+    encoder: EncoderTensors | None = None
 
     @property
     def matrices(self) -> list[Weight]:
@@ -67,7 +70,8 @@ class ModelWeights:
         samples.
         """
         weights = [self.embedding, *self.matrices, *([self.layer_inputs.embedding] if self.layer_inputs else [])]
-        buffers = [self.final_norm, *(part.buffer for weight in weights for part in weight.parts)]
+        norms = [] if self.final_norm is None else [self.final_norm]
+        buffers = [*norms, *(part.buffer for weight in weights for part in weight.parts)]
         for buffer in buffers:
             size = min(buffer.nbytes, _SAMPLE_BYTES)
             for at in sorted({(buffer.nbytes - size) * i // (_SAMPLES - 1) for i in range(_SAMPLES)}):
@@ -141,6 +145,7 @@ def build_weights(
     config: ModelConfig,
     matrix: Callable[[MatrixPlan], Weight],
     vector: Callable[..., Buffer],
+    device: Device,
     span: LayerSpan | None = None,
 ) -> ModelWeights:
     """Assembles the weights of the model, or of `span`, with two functions: one makes matrices, one makes norms and
@@ -160,10 +165,20 @@ def build_weights(
     inputs = None
     if config.layer_input_size:
         inputs = LayerInputTensors(top["layer_embedding"], top["layer_projection"], vector(LAYER_INPUT_NORM))
-    final_norm = vector(FINAL_NORM)
+    encoder, final_norm = None, None
+    if config.encoder is None:
+        final_norm = vector(FINAL_NORM)
+    else:
+        second = device.upload(np.array([ONE_TEXT], np.int32), "second text")
+        norms = (vector(f"{EMBEDDING_NORM}.{part}") for part in ("weight", "bias"))
+        encoder = EncoderTensors(second, vector(POSITIONS), vector(TYPES), *norms)
     head = top.get("head") or top["embedding"] if span is None or span.is_last else None
-    embedding = top["embedding"] if span is None or span.is_first else _no_embedding(config, final_norm)
-    return ModelWeights(embedding, layers, final_norm, head, inputs)
+    if span is None or span.is_first:
+        embedding = top["embedding"]
+    else:
+        assert final_norm is not None, "an encoder is not divided"
+        embedding = _no_embedding(config, final_norm)
+    return ModelWeights(embedding, layers, final_norm, head, inputs, encoder)
 
 
 def _no_embedding(config: ModelConfig, memory: Buffer) -> Weight:
@@ -301,7 +316,7 @@ def load_weights(
             parts.append(_device_vector(config, name, values))
         return device.upload(np.concatenate(parts), names[0])
 
-    weights = build_weights(config, matrix, vector, span)
+    weights = build_weights(config, matrix, vector, device, span)
     bad = np.flatnonzero(device.read(flags, np.int32, (len(names),)))
     flags.release()
     if bad.size:
@@ -442,4 +457,4 @@ def random_weights(
         fills = [np.full(prod(shapes[name]), _usual(name), np.float32) for name in names]
         return device.upload(np.concatenate(fills), names[0])
 
-    return build_weights(config, matrix, vector, span)
+    return build_weights(config, matrix, vector, device, span)

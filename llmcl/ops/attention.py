@@ -242,7 +242,11 @@ def rope_append(
 
 def prefill_implementation(device: Device, shape: AttentionShape, variant: str | None = None) -> AttentionPrefill:
     """Picks the prefill kernel for a cache shape, regardless of tile sizes."""
-    return table.pick(AttentionPrefill, device, shape.kv_dtype, shape.head_dim, variant)
+    chosen = table.pick(AttentionPrefill, device, shape.kv_dtype, shape.head_dim, variant)
+    if not shape.bidirectional or chosen.is_bidirectional:
+        return chosen
+    rows = [row for row in table.implementations(AttentionPrefill) if row.is_bidirectional]
+    return pick(rows, device, shape.kv_dtype, shape.head_dim, variant)
 
 
 def prefill_dtype(device: Device, shape: AttentionShape, variant: str | None = None) -> str:
@@ -315,7 +319,9 @@ def few_queries_implementation(device: Device, dtype: str, width: int, rows: int
 
 def attention_supports_output(device: Device, shape: AttentionShape, layout: ActivationLayout) -> bool:
     """Tells whether attention_prefill can leave its output in `layout`."""
-    return prefill_tiles(device, shape.head_dim, shape.kv_dtype).implementation.supports_output(layout)
+    variant = prefill_implementation(device, shape).name if shape.bidirectional else None
+    tiles = prefill_tiles(device, shape.head_dim, shape.kv_dtype, variant=variant)
+    return tiles.implementation.supports_output(layout)
 
 
 def attention_prefill(
@@ -333,7 +339,8 @@ def attention_prefill(
     sinks: Buffer | None = None,
     shared_kv: bool = False,
 ) -> list[Launch]:
-    """Attends every token of the step, or of a RaggedStep's chunks, to its own sequence in the cache (causal).
+    """Attends every token of the step, or of a RaggedStep's chunks, to its own sequence in the cache: to earlier tokens
+    and itself, or with `shape.bidirectional` to all tokens (no RaggedStep).
 
     `rope_append` must have filled the cache.
 
@@ -345,6 +352,7 @@ def attention_prefill(
     pieces = None
     usual = prefill_implementation(device, shape, variant)
     met, keys, values, cache_constants, launches = usual.prepare(device, shape, step, k_cache, v_cache)
+    variant = usual.name if shape.bidirectional else variant
     tiles = prefill_tiles(device, shape.head_dim, met.kv_dtype, variant=variant, request=request)
     constants = {
         **cache_constants,
@@ -354,6 +362,7 @@ def attention_prefill(
         "HEADS_FIRST": False,
         "KV_BLOCK_RANGES": False,
         "LSE": False,
+        **({"BIDIRECTIONAL": True} if shape.bidirectional else {}),
         **tiles.implementation.out_constants(out),
         **_sinks(sinks),
     }

@@ -22,6 +22,31 @@ def rms_norm(x: Array, weight: Array, eps: float) -> Float64:
     return normed * wide(weight)
 
 
+def layer_norm(x: Array, weight: Array, bias: Array, eps: float) -> Float64:
+    """(x - mean(x)) / sqrt(var(x) + eps) * weight + bias over the last axis: x [n, hidden] -> as x."""
+    x = wide(x)
+    x = x - np.mean(x, axis=-1, keepdims=True)
+    normed: Float64 = x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps)
+    return normed * wide(weight) + wide(bias)
+
+
+def bias_gelu(x: Array, bias: Array, *, tanh: bool) -> Float64:
+    """gelu(x + bias), by the error function or by its tanh approximation (see `geglu`): x [n, columns] -> as x."""
+    x = wide(x) + wide(bias)
+    if tanh:
+        return geglu(x, np.ones_like(x))
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    gelu: Float64 = 0.5 * x * (1.0 + wide(erf(x / math.sqrt(2.0))))
+    return gelu
+
+
+def add_positions(x: Array, positions: Array, types: Array, position: int, second: int) -> Float64:
+    """x[t] + positions[p] + types[p >= second], p = position + t: x [n, columns] -> as x."""
+    places = position + np.arange(len(x))
+    added: Float64 = wide(x) + wide(positions)[places] + wide(types)[(places >= second).astype(int)]
+    return added
+
+
 def pool(rows: Array, pooling: str) -> Float64:
     """A text's row: the mean, the first ("cls") or the last of its rows [n, hidden] -> [hidden]."""
     rows = wide(rows)

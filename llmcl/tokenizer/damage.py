@@ -32,10 +32,10 @@ _REMEDY = "It is damaged or hostile; get tokenizer.json again."
 def check_json(file: Path, data: bytes) -> None:
     """Checks the bytes of a tokenizer.json before the library reads them."""
     plain = _ESCAPED_ASCII.sub(lambda escape: bytes.fromhex(escape[1].decode()), data) if b"\\u00" in data else data
-    if match := _SUBWORD_PREFIX.search(plain):
+    if (match := _SUBWORD_PREFIX.search(plain)) and not _is_word_piece(plain):
         raise UnsupportedModelError(
-            f"{file}: continuing_subword_prefix begins with {shown(match[1].decode('latin-1'))}, expected none, as in "
-            "all tokenizers that llmcl supports. Get the file again."
+            f"{file}: continuing_subword_prefix begins with {shown(match[1].decode('latin-1'))}, expected none but "
+            "in WordPiece. Get the file again."
         )
     for match in _CHARSMAP.finditer(plain):
         if problem := _charsmap_problem(match[1].replace(b"\\/", b"/")):
@@ -83,6 +83,15 @@ def may_give_up(backend: Any) -> bool:
     steps = (step for part in ("normalizer", "pre_tokenizer") for step in _steps(backend, part))
     patterns = (step["pattern"].get("Regex", "") for step in steps if isinstance(step.get("pattern"), dict))
     return any(map(_NESTED.search, patterns))
+
+
+def _is_word_piece(data: bytes) -> bool:
+    """Returns whether the model is WordPiece, whose prefix has no merges."""
+    try:
+        model = json.loads(data).get("model")
+    except (ValueError, RecursionError, AttributeError):
+        return False
+    return isinstance(model, dict) and model.get("type") == "WordPiece" and "merges" not in model
 
 
 def check_steps(backend: Any) -> None:

@@ -1,13 +1,14 @@
 """Rebuilds the tokenizer in a GGUF file's metadata for the library `tokenizers`.
 
 GGUF stores the vocabulary, each token's type, and either merges or scores, and names the rest: `model` is the
-algorithm, `pre` the rules that first split a text into words. Three algorithms are supported:
+algorithm, `pre` the rules that first split a text into words. Four algorithms are supported:
 
 - `gpt2`: byte-level BPE. One of PRE_TOKENIZERS splits the words.
 - `llama`: SentencePiece BPE (SentencePiece's other algorithm, Unigram, is recognised and refused). A space is
   written as U+2581, characters outside the vocabulary as UTF-8 bytes (tokens `<0x00>`...`<0xFF>`). Among all
   neighbours that form a token, the pair with the highest score is joined.
 - `gemma4`: spaces and bytes as with `llama`, but the file lists the merges in order.
+- `bert`: WordPiece. A token that begins a word has U+2581 in front (llama.cpp's convert_hf_to_gguf.py).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _MAX_MERGES = 1 << 22
 
 _NEVER_STRIP = ("<unk>", "<s>", "<|endoftext|>")  # Phi-3's exceptions
 
+_BRACKETED = re.compile(r"\[(?:PAD|UNK|CLS|SEP|MASK|unused\d+)\]")  # normal tokens in older files
+
 # `tokenizer.ggml.token_type`
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 
@@ -45,7 +48,7 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
             arrays of numbers lists or NumPy arrays.
 
     Returns:
-        The tokenizer, which adds no tokens at the ends of a text, and whether a text begins with BOS.
+        The tokenizer, and whether a text begins with BOS. Only WordPiece adds tokens at the ends of a text itself.
 
     Raises:
         UnsupportedModelError: an unknown model or pre-tokenizer.
@@ -56,11 +59,13 @@ def build(metadata: Mapping[str, Any]) -> tuple[Tokenizer, bool]:
     if not tokens:
         raise CheckpointError("GGUF metadata: tokenizer.ggml.tokens is empty. Convert the file again.")
     types = _numbers(metadata, "tokenizer.ggml.token_type", len(tokens)) or [NORMAL] * len(tokens)
-    if not isinstance(model, str) or model not in ("gpt2", "llama", "gemma4"):
+    if not isinstance(model, str) or model not in ("gpt2", "llama", "gemma4", "bert"):
         raise UnsupportedModelError(
             f"GGUF tokenizer model {shown(model)} (tokenizer.ggml.model) is not supported; supported are gpt2 "
-            "(byte-level BPE), llama (SentencePiece) and gemma4. Use the model's Hugging Face folder."
+            "(byte-level BPE), llama (SentencePiece), gemma4 and bert (WordPiece). Use the model's Hugging Face folder."
         )
+    if model == "bert":
+        return _word_piece(metadata, tokens, types), False
     if model == "gpt2":
         tokenizer, adds_bos = _byte_level(metadata, tokens)
     elif model == "gemma4":
@@ -81,6 +86,35 @@ def _byte_level(metadata: Mapping[str, Any], tokens: list[str]) -> tuple[Tokeniz
     tokenizer.pre_tokenizer = words.pre_tokenizer()
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer, words.adds_bos
+
+
+def _word_piece(metadata: Mapping[str, Any], tokens: list[str], types: list[int]) -> Tokenizer:
+    """Returns BERT's tokenizer: lower case without accents, as llama.cpp has it, between [CLS] and [SEP]."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    read = Reader(metadata, "GGUF metadata")
+    words = [
+        token if kind == CONTROL or _BRACKETED.fullmatch(token) else token[1:] if token[:1] == SPACE else f"##{token}"
+        for token, kind in zip(tokens, types, strict=True)
+    ]
+
+    def special(key: str, default: str, other_key: str = "") -> tuple[str, int]:
+        index = read.get(f"tokenizer.ggml.{key}_token_id", read.get(f"tokenizer.ggml.{other_key}_token_id"))
+        if index is None and default in words:
+            index = words.index(default)
+        if type(index) is not int or not 0 <= index < len(words):
+            read.fail(f"tokenizer.ggml.{key}_token_id", index, f"the id of {default}")
+        return words[index], index
+
+    first, last = special("cls", "[CLS]", "bos"), special("seperator", "[SEP]")  # the key is misspelt in GGUF
+    unknown, _ = special("unknown", "[UNK]")
+    tokenizer = Tokenizer(models.WordPiece(_vocabulary(words), unk_token=unknown, max_input_chars_per_word=100))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
+    _add_special_tokens(tokenizer, words, types, rstrip=False)
+    tokenizer.post_processor = processors.BertProcessing(last, first)
+    return tokenizer
 
 
 def _merges(metadata: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -278,6 +278,7 @@ class TokenBytes:
         self._byte_of: dict[str, int] | None = None
         self._byte_fallback = self.leading_space = False
         self._space: str | None = None
+        self._continues: str | None = None  # begins tokens within a word (WordPiece)
         decoder: Any = backend.decoder
         self._read_decoder({"type": None} if decoder is None else json.loads(decoder.__getstate__()))
 
@@ -306,12 +307,14 @@ class TokenBytes:
                 self._byte_fallback = True
             case {"type": "Strip", "content": " ", "start": 1, "stop": 0}:
                 self.leading_space = True
+            case {"type": "WordPiece", "prefix": str(prefix)}:
+                self._continues, self.leading_space = prefix, True
             case {"type": "Fuse"}:
                 pass
             case _:
                 raise UnsupportedModelError(
                     f"The tokenizer's decoder {one_line(json.dumps(decoder), 80)} is not supported; supported are "
-                    "byte-level BPE (ByteLevel) and SentencePiece (Metaspace, or Replace, ByteFallback, "
+                    "byte-level BPE (ByteLevel), WordPiece and SentencePiece (Metaspace, or Replace, ByteFallback, "
                     "Fuse, Strip)."
                 )
 
@@ -326,6 +329,9 @@ class TokenBytes:
                 return bytes.fromhex(token[3:5])
             except ValueError:
                 pass
+        if self._continues is not None:
+            is_within = token.startswith(self._continues)
+            return (token.removeprefix(self._continues) if is_within else f" {token}").encode()
         return (token if self._space is None else token.replace(self._space, " ")).encode()
 
 

@@ -68,6 +68,7 @@ def case(
     cap: float | None = None,
     slope: float = 0.0,
     with_sinks: bool = False,
+    bidirectional: bool = False,
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """qkv [n, heads, head_dim], keys and values as stored [n_kv_heads, capacity, head_dim], and the expected output.
 
@@ -91,7 +92,11 @@ def case(
         queries, scale = reference.round_bfloat16(queries * np.float32(scale * unit)), 1.0 / unit
         seen = [reference.round_bfloat16(rows) for rows in seen]
     sinks = sinks_of(n_q_heads) if with_sinks else None
-    expected = reference.attention(queries, *seen, position, scale, window=window, cap=cap, sinks=sinks)
+    rules = {"window": window, "cap": cap, "sinks": sinks}
+    if bidirectional:  # each query as if it was the last one
+        rows = [reference.attention(query[None], *seen, kv_len - 1, scale, **rules) for query in queries]
+        return qkv, keys, values, np.concatenate(rows)
+    expected = reference.attention(queries, *seen, position, scale, **rules)
     return qkv, keys, values, expected
 
 
@@ -108,15 +113,18 @@ def check(
     cap: float | None = None,
     slope: float = 0.0,
     with_sinks: bool = False,
+    bidirectional: bool = False,
     **tiles: int,
 ) -> None:
     n_q_heads, n_kv_heads, head_dim = heads
-    shape = AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, dtype, exact_queries=exact)
+    how = {"exact_queries": exact, "bidirectional": bidirectional}
+    shape = AttentionShape(n_q_heads, n_kv_heads, head_dim, capacity, dtype, **how)
     tolerance = rounded_operands(device, dtype, TOLERANCE[dtype])
     rounds = prefill_dtype(device, shape) == PAIRED
     if rounds:
         tolerance = ROUNDED_WEIGHTS
-    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, window, cap, slope, with_sinks)
+    rules = window, cap, slope, with_sinks, bidirectional
+    qkv, keys, values, expected = case(dtype, heads, n, position, capacity, rounds, *rules)
     mods = bind_mods(device, *trace_mods(soft_cap(cap), sliding_window(window))) if window and cap else NO_MODS
     out = poisoned(device, (n, n_q_heads, head_dim))
     launches = attention_prefill(
@@ -140,6 +148,14 @@ def check(
 @pytest.mark.parametrize("position", [0, 37])
 def test_around_a_tile(target: Device, heads: tuple[int, int, int], n: int, position: int) -> None:
     check(target, "float32", heads, n, position)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "n"), [*(("float32", n) for n in (1, 8, 33)), pytest.param("float32", 17, marks=small), ("float16", 577)]
+)
+def test_bidirectional(target: Device, dtype: str, n: int) -> None:
+    """Every query sees all keys of the step."""
+    check(target, dtype, (3, 3, 32), n, 0, bidirectional=True)
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,10 @@ from compilers.gpus import GPUS
 from compilers.recording import RecordingDevice, ShapeCheckpoint
 from family_configs import FAMILIES
 from helpers import step_state_at, weight_on_device
+from made_bert import bert_config
 
 import llmcl
-from llmcl.architectures.config import ModelConfig
+from llmcl.architectures.config import ModelConfig, config_from_hf
 from llmcl.attention import flex_attention
 from llmcl.engine.embedding import Embedder
 from llmcl.errors import DeviceError, UsageError
@@ -25,6 +26,7 @@ from llmcl.kernels.common.linear import LinearDecode, LinearPrefill
 from llmcl.kernels.common.persistent import PersistentLayers, PersistentStep
 from llmcl.kernels.implementation import Implementation, OpKernel, Size
 from llmcl.models.batch import Batch
+from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
@@ -124,6 +126,15 @@ def bound(device: RecordingDevice, config: ModelConfig, format: str) -> None:
     kl_divergence(device, config.vocab_size, logits, logits, logits)
 
 
+def encoder_bound(device: RecordingDevice) -> None:
+    """Binds what an encoder launches, whose tokens all attend to each other."""
+    config = config_from_hf({"model_type": "bert", **bert_config()})
+    weights = random_weights(device, config, WeightTypes("float16"))
+    cache = KVCache(device, config, config.max_position, "float16")
+    model = Model(device, config, weights, cache, chunk=config.max_position, persistent=False, prepared=False)
+    Embedder(model, cache.sequence(), (), "mean")
+
+
 @pytest.fixture(scope="module")
 def launched() -> list[KernelSource]:
     """What a CPU and a GPU launch for families that have all ops together, with a class that replaces every op."""
@@ -142,6 +153,7 @@ def launched() -> list[KernelSource]:
                 sources += device.take()
             bound(device := RecordingDevice(entry), FAMILIES["llama-biases"], "Q8_0")
             random_weights(device, FAMILIES["lfm2"], WeightTypes("float16"))
+            encoder_bound(device)
             array = np.zeros((1, 2, 40, 24), np.float16)
             flex_attention(array, array, array, device=device)
             sources += device.take()

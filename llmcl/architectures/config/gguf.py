@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from llmcl.architectures.config import limits
+from llmcl.architectures.config.encoder import ENCODERS, encoder_from_gguf
 from llmcl.architectures.config.experts import experts_from_gguf
 from llmcl.architectures.config.family_fields import (
     SWITCHED,
@@ -66,6 +67,8 @@ def config_from_gguf(
     """
     arch = checked_architecture(metadata)
     architecture = GGUF_FAMILIES[arch]
+    if architecture in ENCODERS:
+        return encoder_from_gguf(metadata, architecture)
     family = FAMILIES[architecture]
     window_key = f"{arch}.attention.sliding_window"
     if family.gguf_windowed is not None and metadata.get(window_key):

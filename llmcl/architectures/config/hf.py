@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from llmcl.architectures.config import limits
+from llmcl.architectures.config.encoder import ENCODERS, encoder_from_hf
 from llmcl.architectures.config.experts import experts_from_hf, hunyuan_keys
 from llmcl.architectures.config.family_fields import (
     SWITCHED,
@@ -75,6 +76,8 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
     if model_type not in FAMILIES:
         refuse_architecture(model_type, "the architecture", [*FAMILIES, *TEXT_PARTS])
     family = FAMILIES[model_type]
+    if model_type in ENCODERS:
+        return encoder_from_hf(config, _dtype(Reader(config, "config.json")))
     if config.get("rope_parameters") is None:  # null is as good as missing
         config = {key: value for key, value in config.items() if key != "rope_parameters"}
     read = Reader({**family.defaults, **config}, "config.json")

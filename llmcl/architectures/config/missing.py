@@ -13,7 +13,7 @@ _MISSING = {
     "state-space layers (Mamba)": ("mamba mamba2 jamba bamba zamba zamba2 falcon_h1 falcon-h1 plamo2"),
     "recurrent layers of its kind": "rwkv rwkv6 rwkv7 arwkv7 recurrent_gemma xlstm kimi_linear kimi-linear minimax",
     "an encoder: it makes no text, or not alone": (
-        "bert modernbert modern-bert nomic-bert nomic_bert roberta xlm-roberta xlm_roberta jina-bert-v2 deberta-v2 "
+        "modernbert modern-bert nomic-bert nomic_bert roberta xlm-roberta xlm_roberta jina-bert-v2 deberta-v2 "
         "t5 mt5 t5encoder bart whisper neo-bert gemma-embedding"
     ),
     "an encoder of images or sound: the file is a projector (mmproj), which belongs beside a model": "clip",

@@ -12,6 +12,7 @@ from llmcl.architectures.config.reader import unsupported
 from llmcl.architectures.config.rope import RopeScaling
 from llmcl.architectures.config.rope_values import rotation, rotation_by_length
 from llmcl.architectures.families.blocks import Attention, Heads, Layer, MatrixPlan, Rotation, layer_name
+from llmcl.architectures.families.encoder import EncoderSettings
 from llmcl.architectures.families.latent import LatentAttention, LatentSettings
 from llmcl.architectures.families.recurrent import RecurrentBlock
 from llmcl.errors import CheckpointError
@@ -53,6 +54,8 @@ class ModelConfig:
     rotary_dim: int | None = None  # leading head dimensions that rotate; None: all
     local_rope_theta: float | None = None  # theta for rotation "local", never scaled; None: no such layers
     layer_input_size: int = 0  # size of the per-layer token input, a sum of an embedding and a projection; 0: none
+    bidirectional: bool = False  # tokens see the whole text, so the model makes embeddings and no text
+    encoder: EncoderSettings | None = None  # None: no learned positions, and a final norm
 
     @property
     def n_layers(self) -> int:
@@ -242,10 +245,13 @@ class ModelConfig:
         shapes: dict[str, tuple[int, ...]] = {name: shape for group in top.values() for name, shape in group.items()}
         if self.layer_input_size:
             shapes[LAYER_INPUT_NORM] = (self.layer_input_size,)
+        if self.encoder is not None:
+            shapes |= self.encoder.tensors(self.hidden_size)
         for i, blocks in enumerate(self.layers):
             for block in blocks:
                 shapes |= {layer_name(i, name): shape for name, shape in block.tensors(self).items()}
-        shapes[FINAL_NORM] = (self.hidden_size,)
+        if self.encoder is None:
+            shapes[FINAL_NORM] = (self.hidden_size,)
         return shapes | head
 
     def unused_tensors(self) -> set[str]:

@@ -1,7 +1,7 @@
 """The supported model families, each in a file named after config.json's `model_type` and declaring `FAMILY`.
 
-`blocks.py`, `latent.py`, `normalize.py`, `parallel.py`, `plain_mlp.py` and `recurrent.py` define blocks for layers,
-`family.py` the declaration.
+`blocks.py`, `encoder.py`, `latent.py`, `normalize.py`, `parallel.py`, `plain_mlp.py` and `recurrent.py` define blocks
+for layers, `family.py` the declaration.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from llmcl.architectures.families.family import Family
 
-_NO_FAMILIES = ("blocks", "family", "latent", "normalize", "parallel", "plain_mlp", "recurrent")
+_NO_FAMILIES = ("blocks", "encoder", "family", "latent", "normalize", "parallel", "plain_mlp", "recurrent")
 
 FAMILIES: dict[str, Family] = {
     name: import_module(f"{__name__}.{name}").FAMILY

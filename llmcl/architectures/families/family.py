@@ -48,6 +48,7 @@ class LayerSettings:
     keys_of: int | None = None
     mlp_width: int = 1  # see `GatedMlp.width`
     input_size: int = 0  # see `LayerInput.size`; 0: no per-layer input
+    tanh: bool = False  # see `GeluMlp.tanh`
 
 
 @dataclass(frozen=True)

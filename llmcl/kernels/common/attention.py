@@ -39,6 +39,7 @@ class AttentionShape:
     page_tokens: int = 0  # keys per page (a multiple of 64), 0 for a contiguous cache
     score_scale: float | None = None  # factor of the scores, None for 1/sqrt(head_dim)
     exact_queries: bool = False  # attention stays in float32, see above
+    bidirectional: bool = False  # in prefill, queries also see the later keys of their step
 
     @property
     def group_size(self) -> int:
@@ -159,6 +160,9 @@ class AttentionPrefill(AttentionKernel):
 
     takes_turns = False
     """Work-groups take blocks of queries one after the other, in the order given by ORDER."""
+
+    is_bidirectional = False
+    """Supports `AttentionShape.bidirectional`."""
 
     array_file = ""
     """The kernel file for attention on arrays, if different from `file`."""

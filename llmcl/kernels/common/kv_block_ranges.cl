@@ -12,6 +12,13 @@
 #error "ranges of keys need the build constants BATCH_RECORDS, HEAD_RECORDS and GROUP_RECORDS"
 #endif
 
+// BIDIRECTIONAL: without KV_BLOCK_RANGES, queries see all keys of their step, and not only keys up to their own position.
+#ifndef BIDIRECTIONAL
+#define BIDIRECTIONAL 0
+#endif
+#define ALL_OF_RANGE (KV_BLOCK_RANGES || BIDIRECTIONAL)  // rows see all keys of their ranges
+#define LAST_OF(last, n) (BIDIRECTIONAL ? (n) : (last))  // the step's row after the last row whose key a group sees
+
 // The remaining ranges of a group. The next range is loaded ahead of use.
 typedef struct {
     int2 next;

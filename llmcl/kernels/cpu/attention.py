@@ -91,6 +91,7 @@ def _pairs(device: Device) -> CacheCopy:
 class CpuAttentionPrefill(CpuVariant, AttentionPrefill):
     file = "cpu/attention_prefill.cl"
     arguments = "N_Q_HEADS", "N_KV_HEADS", "Q_STRIDE", "SCALE"
+    is_bidirectional = True
     block_m_choices = (2, 4, 6, 8, 12, 16)  # the register tile favours few rows
 
     def operand_dtype(self, device: Device, shape: AttentionShape) -> str:

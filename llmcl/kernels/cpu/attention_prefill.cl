@@ -3,7 +3,8 @@
 //   out[b][t][h] = softmax(score_mod(scale q[b][t][h] K^T)) V over the keys visible to t
 //
 // Without KV_BLOCK_RANGES a query at position p sees keys 0 .. p (subject to mask_mod), counted from the step's position. With
-// KV_BLOCK_RANGES a query sees the keys in its group's ranges; in partial ranges mask_mod decides.
+// KV_BLOCK_RANGES a query sees the keys in its group's ranges; in partial ranges mask_mod decides. With BIDIRECTIONAL instead,
+// a query sees all keys of the step (subject to mask_mod).
 //
 // q        float, see query_address.cl; rotated if the model rotates
 // k_cache, v_cache  KV, [batch][n_kv_heads] heads: see kv_cache.cl
@@ -58,13 +59,13 @@ void attention_prefill(__global const float* q, __global const int* state, __glo
     round_queries(&attention);
     int visible[ROWS];
     const int2 rows = (int2)(attention.q_idx[0], attention.q_idx[ROWS - 1]);
-    kv_block_ranges left = RANGES_OF(sequence, head, t0 / ROWS, rows, position + min(t0 + ROWS, n));
+    kv_block_ranges left = RANGES_OF(sequence, head, t0 / ROWS, rows, position + LAST_OF(min(t0 + ROWS, n), n));
     for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
         for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
             const int n_keys = min(BLOCK_N, range.y - j);
             const int seen = class_in_range(range, sequence, head, rows, j, j + n_keys MOD_ARGS);
             if (seen == TILE_EMPTY) continue;
-            for (int r = 0; r < ROWS; ++r) visible[r] = KV_BLOCK_RANGES ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
+            for (int r = 0; r < ROWS; ++r) visible[r] = ALL_OF_RANGE ? n_keys : clamp(attention.q_idx[r] + 1 - j, 0, BLOCK_N);
             const int row = kv_row(block.state, j);
             attention_tile(&attention, KV_TILES_AT(k_cache, row), KV_TILES_AT(v_cache, row), n_keys, visible, sequence, j,
                            seen == TILE_PARTIAL MOD_ARGS);

@@ -58,6 +58,7 @@ class PortableAttentionDecode(AttentionDecode):
 
 class PortableAttentionPrefill(AttentionPrefill):
     name, file = "portable", "portable/attention_prefill.cl"
+    is_bidirectional = True
 
     def supports_tiles(self, head_dim: int, dtype: str, request: TileRequest) -> bool:
         return request.q_block is None or request.q_block % 8 == 0

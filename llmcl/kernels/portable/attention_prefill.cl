@@ -19,7 +19,7 @@
 //
 // Index space: groups (N_Q_HEADS, ceil(n / BLOCK_M), batch) of (16, BLOCK_M / ROWS).
 // Build: ITEM_ROWS (ROWS, 4; or 8, where BLOCK_M / ROWS is a power of two, without q8_0 and KEY_DIMS),
-// KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl,
+// KV, HEAD_DIM, N_KV_HEADS, CAPACITY (a multiple of BLOCK_N), SCALE, KV_BLOCK_RANGES, LSE, those of query_address.cl; BIDIRECTIONAL (kv_block_ranges.cl);
 // BLOCK_M (a multiple of 8), BLOCK_N (16, 32 or 64) and DV_TILE (a multiple of 16 that divides HEAD_DIM).
 // KEY_DIMS, if defined: key dimensions in local memory at a time (a multiple of 16 that divides HEAD_DIM).
 // Local memory: 4 (HEAD_DIM + BLOCK_N) (BLOCK_M + 4) + BLOCK_N HEAD_DIM sizeof(KV; float with q8_0) + 64 BLOCK_M bytes,
@@ -196,7 +196,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #pragma unroll
             for (int c = 0; c < RUNS; ++c) acc[a][c] = 0.0f;
         }
-        kv_block_ranges left = RANGES_OF(sequence, head, t0 / BLOCK_M, rows, position + min(t0 + BLOCK_M, n));
+        kv_block_ranges left = RANGES_OF(sequence, head, t0 / BLOCK_M, rows, position + LAST_OF(min(t0 + BLOCK_M, n), n));
         for (int2 range = take_range(&left); range.y > 0; range = take_range(&left)) {
             for (int j = RANGE_FIRST(range); j < range.y; j += BLOCK_N) {
                 const int n_keys = min(BLOCK_N, range.y - j), row = kv_row(block.state, j);
@@ -222,7 +222,7 @@ void attention_prefill(__global const float* queries, __global const int* state,
 #pragma unroll
                 for (int a = 0; a < ROWS; ++a) {
                     const int q_idx = position + min(t0 + own + a, n - 1);
-#if KV_BLOCK_RANGES
+#if ALL_OF_RANGE
                     const int visible = n_keys;
 #else
                     const int visible = min(n_keys, q_idx + 1 - j);
