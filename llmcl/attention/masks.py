@@ -46,6 +46,16 @@ def sliding_window(window: int) -> MaskMod:
     return sliding_window_mask
 
 
+def window_both_ways(window: int) -> MaskMod:
+    """A query sees itself and the window - 1 keys on either side, as in EmbeddingGemma."""
+    _check_positive("window", window)
+
+    def window_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return (q_idx - kv_idx < window) & (kv_idx - q_idx < window)
+
+    return window_mask
+
+
 def prefix_lm(prefix_length: int) -> MaskMod:
     """All queries see the first prefix_length keys; later keys are causal."""
 

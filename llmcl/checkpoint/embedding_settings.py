@@ -38,10 +38,10 @@ def embedding_settings(checkpoint: Checkpoint) -> EmbeddingSettings:
     return _from_folder(folder) if (folder / MODULES_FILE).is_file() else NO_SETTINGS
 
 
-def module_files(modules: list[Any]) -> list[str]:
-    """Returns the files that the modules in modules.json need beside the model's."""
+def module_files(data: bytes) -> list[str]:
+    """Returns the files that the modules in modules.json need beside the model's. Raises CheckpointError."""
     files = []
-    for path, kind in _modules(modules):
+    for path, kind in _modules(data):
         if kind in ("Pooling", "Dense"):
             files.append(f"{path}/config.json")
         if kind == "Dense":
@@ -49,19 +49,14 @@ def module_files(modules: list[Any]) -> list[str]:
     return files
 
 
-def parse_modules(data: bytes) -> list[Any]:
-    """Returns the list in modules.json. Raises CheckpointError for anything else."""
+def _modules(data: bytes) -> list[tuple[str, str]]:
+    """Returns path and kind of each module in modules.json, such as ("1_Pooling", "Pooling")."""
     try:
         modules = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{MODULES_FILE} is not JSON. Fetch it again.") from error
     if not isinstance(modules, list):
         raise CheckpointError(f"{MODULES_FILE} is {shown(modules)}, expected a list of modules. Fetch it again.")
-    return modules
-
-
-def _modules(modules: list[Any]) -> list[tuple[str, str]]:
-    """Returns path and kind of each module, such as ("1_Pooling", "Pooling")."""
     pairs = []
     for module in modules:
         path, kind = (module.get(key) if isinstance(module, dict) else None for key in ("path", "type"))
@@ -76,7 +71,7 @@ def _modules(modules: list[Any]) -> list[tuple[str, str]]:
 def _from_folder(folder: Path) -> EmbeddingSettings:
     pooling: Pooling | None = None
     dense: list[np.ndarray] = []
-    for path, kind in _modules(parse_modules(read_bytes(folder / MODULES_FILE))):
+    for path, kind in _modules(read_bytes(folder / MODULES_FILE)):
         if kind == "Pooling":
             pooling = _pooling(Reader(optional_json(folder / path / "config.json"), f"{path}/config.json"))
         elif kind == "Dense":

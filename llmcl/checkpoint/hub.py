@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
 
 from llmcl.architectures.config import config_from_hf
-from llmcl.checkpoint.files import optional_json, read_json
+from llmcl.checkpoint.embedding_settings import EMBEDDING_FILES, MODULES_FILE, module_files
+from llmcl.checkpoint.files import optional_json, read_bytes, read_json
 from llmcl.checkpoint.gguf import check_header, part_names
 from llmcl.checkpoint.safetensors import (
     INDEX_FILE,
@@ -174,6 +175,13 @@ class Hub:
         for file in (file for file in _SMALL_FILES if file in sizes):
             path = self._download(file, sizes[file], commit)
         self._check_config(path.parent)
+        of_embeddings = [file for file in EMBEDDING_FILES if file in sizes]
+        for file in of_embeddings:
+            self._download(file, sizes[file], commit)
+        if MODULES_FILE in of_embeddings:
+            listed = self._named(module_files, read_bytes(path.parent / MODULES_FILE))
+            for file in (file for file in listed if file in sizes):
+                self._download(file, sizes[file], commit)
         for file in weights:
             path = self._download(file, sizes[file], commit)
         self._remember(_CONFIG_FILE, commit)

@@ -10,7 +10,7 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families.blocks import Attention, QueryScale
 from llmcl.attention.block_mask import and_masks, check_mod
 from llmcl.attention.functions import log
-from llmcl.attention.masks import sliding_window, soft_cap
+from llmcl.attention.masks import sliding_window, soft_cap, window_both_ways
 from llmcl.attention.mods import MaskMod, ScoreMod, bind_mods, trace_mods
 from llmcl.attention.tracing.trace import TracedMod
 from llmcl.kernels.common.linear import FEW_ROWS
@@ -64,9 +64,10 @@ def trace_layer_mods(
         of_model += [] if cap is None else [soft_cap(cap)]
         score_mods = [*of_model, *([] if score_mod is None else [score_mod])]
         score: Any = reduce(_then, score_mods) if score_mods else None
-        mask: Any = mask_mod if window is None else sliding_window(window)
-        if window is not None and mask_mod is not None:
-            mask = and_masks(sliding_window(window), mask_mod)
+        mask: Any = mask_mod
+        if window is not None:
+            of_window = window_both_ways(window) if config.bidirectional else sliding_window(window)
+            mask = of_window if mask_mod is None else and_masks(of_window, mask_mod)
         traced[window, scale, cap] = trace_mods(score, mask)
     return LayerMods(traced, rules)
 

@@ -44,7 +44,16 @@ def models(hf_files, gguf_files, tmp_path_factory) -> dict[str, dict[str, bytes]
     first_shard = min(name for name in sharded if name.endswith(".safetensors"))
     hostile_index = {"model.safetensors.index.json": b'{"weight_map": {"x": "../../x.safetensors"}}'}
     config = {"config.json": json.dumps(hf_files.config).encode()}
+    dense = {"path": "2_Dense", "type": "sentence_transformers.models.Dense"}
+    modules = [{"path": "1_Pooling", "type": "sentence_transformers.models.Pooling"}, dense]
+    of_embeddings = {
+        "modules.json": json.dumps(modules).encode(),
+        "1_Pooling/config.json": b"{}",
+        "2_Dense/config.json": b"{}",
+        "2_Dense/model.safetensors": b"x",
+    }
     return {
+        "org/embedding": files("tiny") | of_embeddings | unneeded,
         "org/tiny": files("tiny") | unneeded,
         "org/sharded": sharded | unneeded,
         "org/incomplete": {name: data for name, data in sharded.items() if name != first_shard},
@@ -92,6 +101,13 @@ def test_only_what_is_needed_is_downloaded_with_progress(server, tmp_path, model
         assert steps[-1] == (len(data), len(data))
         assert steps == sorted(steps)
     open_checkpoint(str(folder))
+
+
+def test_the_files_of_sentence_transformers_come_with_the_model(server, tmp_path):
+    folder = Hub("org/embedding", endpoint=server.url, cache_dir=tmp_path).fetch_folder()
+    files = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    pooling, dense = {"modules.json", "1_Pooling/config.json"}, {"2_Dense/config.json", "2_Dense/model.safetensors"}
+    assert files == {"config.json", "tokenizer.json", "model.safetensors"} | pooling | dense
 
 
 @pytest.mark.parametrize(("name", "missing"), [("mamba", "architecture 'mamba'"), ("hqq", "quantised by 'hqq'")])

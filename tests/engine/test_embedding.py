@@ -10,7 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import random_weights, save_folder, small_config, transformers_model
+from ascii_tokenizer import ascii_tokenizer
+from helpers import random_weights, save_folder, small_config, transformers_model, windows_of
 
 import llmcl
 from llmcl.checkpoint import open_checkpoint
@@ -157,3 +158,47 @@ def test_a_damaged_list_of_modules_is_refused(folder: Path, tmp_path: Path, text
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(CheckpointError, match=r"modules\.json"):
         settings_of(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_gemma_that_sees_the_whole_text(default_device: Device, tmp_path: Path) -> None:
+    """EmbeddingGemma: windows to both sides, the mean of the rows, then two products."""
+    import torch
+    import transformers
+    from safetensors.numpy import save_file
+
+    window = 20
+    options: dict[str, Any] = {"sliding_window": window, "layer_types": ["sliding_attention", "full_attention"]}
+    sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
+    sizes |= {"num_hidden_layers": 2, "vocab_size": 131, "head_dim": 32, "max_position_embeddings": 512}
+    rope = {name: {"rope_type": "default", "rope_theta": 10000.0} for name in options["layer_types"]}
+    of_gemma = transformers.Gemma3TextConfig(
+        **sizes, **options, use_bidirectional_attention=True, query_pre_attn_scalar=32, rope_parameters=rope
+    )
+    torch.manual_seed(3)
+    model = transformers.Gemma3TextModel(of_gemma).eval()
+    model.save_pretrained(tmp_path)
+    ascii_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"sliding_window": window}))  # as published
+    rng, dense = np.random.default_rng(1), {"2_Dense": (128, 64), "3_Dense": (48, 128)}
+    identity = {"bias": False, "activation_function": "torch.nn.modules.linear.Identity"}
+    modules: dict[str, dict[str, Any]] = {"1_Pooling": {"pooling_mode_mean_tokens": True}}
+    for path, (rows, columns) in dense.items():
+        modules[path] = {"out_features": rows, "in_features": columns, **identity}
+    write_modules(tmp_path, modules)
+    matrices = {path: rng.standard_normal(shape).astype(np.float32) for path, shape in dense.items()}
+    for path, matrix in matrices.items():
+        save_file({"linear.weight": matrix}, tmp_path / path / "model.safetensors")
+    ids = [[*range(3, 90)], [5, 6]]
+    with llmcl.load(str(tmp_path), device=default_device) as llm:
+        assert llm.config.bidirectional and windows_of(llm.config) == (window // 2 + 1, None)
+        vectors = llm.embed(ids)
+        with pytest.raises(UsageError, match="is an encoder"):
+            llm.generate("a", raw=True)
+    for of_text, vector in zip(ids, vectors, strict=True):
+        with torch.no_grad():
+            row = model(torch.tensor([of_text])).last_hidden_state[0].mean(dim=0).numpy()
+        for matrix in matrices.values():
+            row = matrix @ row
+        np.testing.assert_allclose(vector, row / np.linalg.norm(row), atol=1e-4)

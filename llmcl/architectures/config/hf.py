@@ -133,6 +133,7 @@ def config_from_hf(config: Mapping[str, Any], generation_config: Mapping[str, An
             norm_offset=family.norm_offset,
             **rope,
             layer_input_size=input_size,
+            bidirectional=_is_bidirectional(read, family),
             **family_fields(read, family, "", hidden_size, settings, attention_scale),
         ),
         "config.json",
@@ -162,6 +163,8 @@ def _settings(
     bias = "attention_bias" in family.biases and read.flag("attention_bias", default=False)
     mlp_bias = "mlp_bias" in family.biases and read.flag("mlp_bias", default=False)
     windows = _windows(read, family, n_layers, max_position)
+    if _is_bidirectional(read, family):  # half on each side
+        windows = tuple(None if window is None else window // 2 + 1 for window in windows)
     rotations = _rotations(read, family, windows)
     output_bias = read.flag("attention_out_bias", default=False) if "attention_out_bias" in family.biases else bias
     flags: dict[str, Any] = {"bias": bias, "output_bias": output_bias, "mlp_bias": mlp_bias}
@@ -260,7 +263,8 @@ def _refuse_features(read: Reader, family: Family) -> None:
         if key not in family.biases and read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
     # With "vision" only image tokens see each other.
-    if read.get("use_bidirectional_attention", False) not in (False, "vision"):
+    known = (False, "vision", True) if family.bidirectional else (False, "vision")
+    if read.get("use_bidirectional_attention", False) not in known:
         unsupported("attention to later tokens (use_bidirectional_attention)")
     kinds = Experts, GatedMlp, PlainMlp, UngatedMlp
     mlp = next((block for block in family.layer(LayerSettings()) if isinstance(block, kinds)), GatedMlp())
@@ -279,6 +283,10 @@ def _refuse_features(read: Reader, family: Family) -> None:
     for name, value in family.fixed.items():
         if (actual := read.get(name, value)) != value:
             unsupported(f"{name} {shown(actual)}", f"it supports {value}")
+
+
+def _is_bidirectional(read: Reader, family: Family) -> bool:
+    return family.bidirectional and read.get("use_bidirectional_attention") is True
 
 
 def _dtype(read: Reader) -> str:

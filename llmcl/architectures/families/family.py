@@ -106,6 +106,7 @@ class Family:
     # reads embedding_multiplier, residual_multiplier, attention_multiplier and logits_scaling
     multipliers: bool = False
     query_scale: bool = False  # reads llama_4_scaling_beta from the rotary settings
+    bidirectional: bool = False  # reads use_bidirectional_attention: tokens see the whole text, and make no text
     unrotated_layers: bool = False  # some layers do not rotate (no_rope_layers, no_rope_layer_interval)
     unrotated_full: bool = False  # beside layers with a window, layers without one do not rotate
     optional_head_norms: bool = False  # reads use_qk_norm; GGUF files say it by their tensors

@@ -26,6 +26,7 @@ FAMILY = Family(
     refused=("attn_logit_softcapping",),
     windows=6,
     local_rope=True,
+    bidirectional=True,
     gguf_wide_scale=62,
     gguf_modules=gemma2.FAMILY.gguf_modules,
     defaults={
