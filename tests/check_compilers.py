@@ -7,7 +7,9 @@ error, at a kernel of the decode path that spills registers, and at one that spi
 docs/results/compilers.json says. That file has the digests of the programs that it is of (text, constants, target,
 version of the compiler): without `--all` one that has not changed since is not compiled. `--update` compiles one
 program of every kind for all GPUs and writes that file and the tables of docs/devices.md; with `--all` it also notes
-where other models have worse figures than the first. What was compiled before on this machine is not compiled again.
+where other models have worse figures than the first. `--refresh` compiles what a run without options does and writes
+its figures and digests into the file, in a fraction of the time: rows of other kinds stay, and may be of an older text.
+What was compiled before on this machine is not compiled again.
 A compiler that is not installed is named, and its GPUs are left out; LLMCL_TEST_REQUIRE=compilers makes that an error.
 """
 
@@ -95,12 +97,14 @@ def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--all", action="store_true", help="every kernel of every model for every GPU")
     parser.add_argument("--update", action="store_true", help=f"every kind for every GPU; write {TABLE.name}, its page")
+    parser.add_argument("--refresh", action="store_true", help=f"write into {TABLE.name} what a run compiles anew")
     options = parser.parse_args(arguments)
     use_own_cache()
     start = time.monotonic()
     toolchains, left_out = found_toolchains()
-    if left_out and (options.update or "compilers" in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",")):
-        print(f"compilers: FAILED: all are needed, for --update or by LLMCL_TEST_REQUIRE; {left_out}")
+    writes = options.update or options.refresh
+    if left_out and (writes or "compilers" in os.environ.get("LLMCL_TEST_REQUIRE", "").split(",")):
+        print(f"compilers: FAILED: all are needed, to write the table or by LLMCL_TEST_REQUIRE; {left_out}")
         return 1
     if not toolchains:
         print(f"compilers: nothing was compiled; {left_out}")
@@ -129,16 +133,27 @@ def main(arguments: Sequence[str]) -> int:
     compiled = {id(job.program) for job in jobs}
     for target, rows in found.firsts.items():  # of other kinds a later program may have been compiled, not the first
         found.firsts[target] = {kind: row for kind, row in rows.items() if id(firsts[target][kind]) in compiled}
-    if options.update:
+    if writes:
         of_table = {id(program) for of_target in firsts.values() for program in of_target.values()}
         for job, result in zip(jobs, results, strict=True):
             if id(job.program) in of_table and not result.error:
                 found.digests.setdefault(job.gpu.target, set()).add(job.short_digest)
         if not options.all:
             found.keep_worst(known)
-        found.write(TABLE)
-        write_page(found)
-        known = found
+        if options.refresh:
+            if found.versions != {vendor: known.versions.get(vendor) for vendor in found.versions}:
+                print(f"compilers: FAILED: the table is of {known.versions}: --update writes it for other compilers")
+                return 1
+            for gpu in gpus:  # what a program was before it changed, no run asks for
+                now = {
+                    Job(gpu, toolchains[gpu.vendor], program).short_digest for program in firsts[gpu.target].values()
+                }
+                known.digests[gpu.target] = known.digests.get(gpu.target, set()) & now
+            known.take(found)
+        else:
+            known = found
+        known.write(TABLE)
+        write_page(known)
     for vendor, version in found.versions.items():
         if version != known.versions.get(vendor):
             print(

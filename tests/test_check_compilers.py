@@ -186,6 +186,15 @@ def test_what_is_in_the_table_as_it_is_is_not_compiled_again(
         assert f"{compiled} compiled, {3 - compiled} as in the table, FAILED" in said(*arguments)
     programs[0].constants["K"] = 65
     assert "2 compiled, 1 as in the table" in said()
+    assert "2 compiled, 1 as in the table" in said("--refresh")
+    table = Table.read(tmp_path / "table.json")
+    assert {kind: row and row.registers for kind, row in table.firsts[gpu.target].items()} == {
+        "embed 64": 65,
+        "embed 96": 96,
+        "embed 128": None,
+    }
+    assert len(table.digests[gpu.target]) == 2, "that of 64, which changed, is gone"
+    assert "1 compiled, 2 as in the table" in said()
 
 
 def test_what_clang_says_of_amd() -> None:

@@ -83,6 +83,16 @@ class Table:
         for target in targets & set(self.firsts):
             self.firsts[target] = self.worst[target] = dict.fromkeys(self.firsts[target])
 
+    def take(self, newer: Table) -> None:
+        """Replaces the rows of kinds that a newer table has, and adds its digests."""
+        self.uses |= newer.uses
+        self.programs |= newer.programs
+        for mine, theirs in (self.firsts, newer.firsts), (self.worst, newer.worst):
+            for target, rows in newer.firsts.items():
+                mine.setdefault(target, {}).update({kind: theirs[target][kind] for kind in rows})
+        for target, digests in newer.digests.items():
+            self.digests.setdefault(target, set()).update(digests)
+
     def keep_worst(self, known: Table) -> None:
         """Takes over what is known of all models, of kinds whose first program is what it was."""
         for target, rows in self.firsts.items():
