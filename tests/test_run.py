@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import signal
-import subprocess
-import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,21 +58,19 @@ def test_the_simulator_runs_the_small_cases_of_the_portable_variant(monkeypatch:
     assert not runs_variant("cpu", SIMULATOR, [SIMULATOR], ("portable",))
 
 
-def test_slow_cases_are_left_to_the_full_run() -> None:
-    """Of a file with both."""
-    file = "tests/reference/test_sampling.py"
+def test_slow_cases_are_left_to_the_full_run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of a file with both. Within this process: to import what tests import takes seconds."""
+    file = str(run.ROOT / "tests/reference/test_sampling.py")
     for full, mark, left in (("", "", True), ("1", "", False), ("", "slow", False)):
-        options = ["-q", "--collect-only", *(["-m", mark] if mark else [])]
-        done = subprocess.run(
-            [sys.executable, "-m", "pytest", file, *options],
-            env=os.environ | {run.FULL: full},
-            cwd=run.ROOT,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stdout
-        assert ("left to the full run: 2 cases" in done.stdout) == left
-        assert ("[1.7-" in done.stdout) != left
+        monkeypatch.setenv(run.FULL, full)
+        options = ["-q", "--collect-only", *(["-m", mark] if mark else []), *run.IGNORED]
+        code = pytest.main([file, *options, "-p", "no:cacheprovider"])
+        said = capsys.readouterr().out
+        assert code == 0, said
+        assert ("left to the full run: 2 cases" in said) == left
+        assert ("[1.7-" in said) != left
 
 
 def test_every_file_is_run_once() -> None:
