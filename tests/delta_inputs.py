@@ -9,7 +9,7 @@ from llmcl.kernels.common.step_state import StepState
 from llmcl.ops.delta_shape import DeltaShape
 from llmcl.runtime.device import Device
 
-SMALL = DeltaShape(n_k=1, n_v=1, d_k=16, d_v=16, length=4)
+SMALL = DeltaShape(n_k=1, n_v=1, d_k=32, d_v=16, length=4)
 GROUPED = DeltaShape(n_k=2, n_v=6, d_k=32, d_v=48, length=3)
 IN_TURN = DeltaShape(n_k=2, n_v=4, d_k=128, d_v=128, length=4, heads_in_turn=True)
 

@@ -42,7 +42,7 @@ APART: dict[str, Any] = {"n_q_heads": 3, "n_kv_heads": 3, "head_dim": 32, "hidde
 SHORT = ShortConvSettings()
 DELTA = DeltaSettings(n_k=2, n_v=4, d_k=32, d_v=32)
 WIDE = DeltaSettings(n_k=2, n_v=2, d_k=128, d_v=128, length=3)
-ODD = DeltaSettings(n_k=1, n_v=3, d_k=16, d_v=16, length=2)
+ODD = DeltaSettings(n_k=1, n_v=3, d_k=32, d_v=16, length=2)
 MAMBA = MambaSettings(n_heads=4, d_head=32, n_groups=1, d_state=32)
 MAMBA_GROUPS = MambaSettings(n_heads=6, d_head=32, n_groups=2, d_state=48, length=3, conv_bias=False)
 GRANITE: dict[str, Any] = {

@@ -61,7 +61,7 @@ QWEN35 = {
     "layer_types": ["linear_attention", "full_attention", "linear_attention"],
     "linear_num_key_heads": 2,
     "linear_num_value_heads": 4,
-    "linear_key_head_dim": 16,
+    "linear_key_head_dim": 32,
     "linear_value_head_dim": 32,
 }
 GRANITE4 = {

@@ -42,9 +42,7 @@ def test_prompts_of_each_size(
         assert first == answers(llm)
 
 
-def test_a_model_for_an_engine_compiles_no_kernels_of_its_own(
-    default_device: Device, empty_cache: Path, tmp_path: Path
-) -> None:
+def test_a_model_for_an_engine_compiles_no_kernels_of_its_own(default_device: Device, tmp_path: Path) -> None:
     config = small_config()
     folder = save_folder(tmp_path / "m", config, random_weights(config, seed=3))
     made = []

@@ -11,6 +11,7 @@ from programs import TINY_SHAPE, run_script
 pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
 
 
+@pytest.mark.slow
 def test_a_kept_cache_has_all_programs(tmp_path: Path) -> None:
     shape = tmp_path / "config.json"
     shape.write_text(json.dumps(TINY_SHAPE))
