@@ -393,11 +393,11 @@ def pieces(
     model.cache.choose_frequencies(sequence, len(prompt))
     kept = model.cache.kept(sequence, reusable_prefix(sequence, prompt))
     recorder = Recorder(len(prompt), prefilled_tokens=len(prompt) - kept)
-    decode_start = model.traffic, model.decode_steps, speculation.counted
+    decode_start = model.traffic, model.decode_steps, speculation.counted, model.seconds_before
 
     def on_decode() -> None:
         nonlocal decode_start
-        decode_start = model.traffic, model.decode_steps, speculation.counted
+        decode_start = model.traffic, model.decode_steps, speculation.counted, model.seconds_before
 
     def stats() -> GenerationStats:
         moved = model.traffic.since(decode_start[0])
@@ -409,6 +409,7 @@ def pieces(
             device_to_host_bytes=moved.device_to_host_bytes,
             host_to_device_bytes=moved.host_to_device_bytes,
             kernel_launches=moved.kernel_launches,
+            stage_seconds=[now - then for now, then in zip(model.seconds_before, decode_start[3], strict=True)],
             peak_device_bytes=sum(device.peak_bytes for device in model.devices),
         )
 

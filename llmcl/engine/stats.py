@@ -90,6 +90,7 @@ class GenerationStats:
     peak_device_bytes: int | None
     queue_ms: float | None
     arrivals: int  # how often tokens reached the host, one or several together
+    stage_shares: list[float] | None  # several devices only: each one's share of the time after the first token
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the fields as plain JSON values."""
@@ -118,12 +119,16 @@ class GenerationStats:
             ("drafts", self._drafts(), "accepted ones included"),
             ("traffic", to_host and to_device and f"{to_host}, {to_device}", "per generated token"),
             ("launches", _with_unit(self.kernel_launches_per_token, 1, "kernels"), "per generated token"),
+            ("stages", self._stages(), "of the time after the first token, by device"),
             ("memory", _with_unit(_mebi(self.peak_device_bytes), 1, "MiB"), "the most held on the device"),
         ]
         return _lines(rows, width)
 
     def _cached(self) -> str:
         return f", {self.cached_tokens} of them cached" if self.cached_tokens else ""
+
+    def _stages(self) -> str | None:
+        return " + ".join(f"{share:.0%}" for share in self.stage_shares or ()) or None
 
     def _drafts(self) -> str | None:
         if self.rows_per_step is None or self.tokens_per_step is None:
@@ -218,9 +223,11 @@ class Recorder:
         host_to_device_bytes: int | None = None,
         kernel_launches: int | None = None,
         peak_device_bytes: int | None = None,
+        stage_seconds: Sequence[float] = (),
     ) -> GenerationStats:
         """Returns the statistics so far. Bytes and launches are totals over the steps after the prefill: `decode_steps`
-        one-token steps plus steps that verified drafts. None: not known.
+        one-token steps plus steps that verified drafts. None: not known. stage_seconds: spent by each stage before the
+        last in these steps.
         """
         times = self._token_ns
         tokens = decode_steps + (verified.tokens if verified else 0)
@@ -250,7 +257,16 @@ class Recorder:
             peak_device_bytes=peak_device_bytes,
             queue_ms=None if self.begun_ns is None else (self.begun_ns - self._start_ns) / 1e6,
             arrivals=len(self._arrival_ns),
+            stage_shares=_shares(stage_seconds, times[-1] - times[0] if times else 0),
         )
+
+
+def _shares(seconds: Sequence[float], total_ns: int) -> list[float] | None:
+    """Returns the share of each stage in the total; the last stage has the rest."""
+    if not seconds or not total_ns:
+        return None
+    shares = [min(1.0, 1e9 * each / total_ns) for each in seconds]
+    return [*shares, max(0.0, 1.0 - sum(shares))]
 
 
 def _ratio(amount: float | None, divisor: float | None) -> float | None:

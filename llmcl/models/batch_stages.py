@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.step_state import StepState
@@ -73,5 +74,4 @@ class BatchStages:
             return
         self._lead.copy_to([each.step for each in self._stages])
         for each, gap in zip(self._stages, self._gaps, strict=True):
-            run(each)
-            gap.pass_on(n_rows)
+            gap.run(partial(run, each), n_rows)

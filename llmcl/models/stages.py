@@ -10,8 +10,10 @@ exist once; each layer's keys, values and states are on the layer's device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -32,15 +34,19 @@ class RowsThroughHost:
     """Copies rows of x from a stage to the next through host memory that the next stage's device reads by itself."""
 
     def __init__(self, source: Model, target: Model):
+        self.source_s = 0.0  # seconds until the source had its rows, in all steps
         self._source, self._target = source, target
         self._rows = target.device.pinned(source.act.x.nbytes // 4).view(np.float32)
         self._sent: object = None
 
-    def pass_on(self, n_rows: int) -> None:
-        """Waits for the source to compute n_rows rows, and enqueues their copy to the target."""
+    def run(self, launches: Callable[[], None], n_rows: int) -> None:
+        """Enqueues the source's launches, waits for n_rows rows of x, and enqueues their copy to the target."""
+        start = time.perf_counter()
+        launches()
         rows = self._rows[: n_rows * self._source.config.hidden_size]
         self._sent = None  # waits until the copy before has left the host memory
         self._source.device.read_async(self._source.act.x, rows)()
+        self.source_s += time.perf_counter() - start
         self._sent = self._target.device.write_async(self._target.act.x, rows)
 
 
@@ -104,8 +110,11 @@ class StagedModel(Model):
         for stage, gap in zip(self.before, self.gaps, strict=True):
             stage.step_position = step.position
             launches = stage.decode_launches_at(step.position) if decodes else stage.launches_for(n)
-            stage.run(launches, n)
-            gap.pass_on(n)
+            gap.run(partial(stage.run, launches, n), n)
+
+    @property
+    def seconds_before(self) -> Sequence[float]:
+        return [gap.source_s for gap in self.gaps]
 
     def prepare(self, progress: Progress | None) -> None:
         for stage in self.before:

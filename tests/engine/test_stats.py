@@ -89,6 +89,7 @@ def test_recorder_computes_what_the_definitions_say(clock: list[int]) -> None:
         "peak_device_bytes": 3 * 2**20,
         "queue_ms": None,
         "arrivals": 5,
+        "stage_shares": None,
     }
     assert stats.tbt_ms["stalls"] == 1
     assert "prompt    50 tokens, 30 of them cached\n" in stats.report()
@@ -120,6 +121,14 @@ def test_all_tokens_in_one_arrival(clock: list[int]) -> None:
     stats = recorder.finish()
     assert stats.arrivals == 1 and stats.tbt_ms == summarize([])
     assert "stalls" not in stats.report() and "arrivals  1, 2.00 tokens each" in stats.report()
+
+
+def test_the_last_stage_has_the_rest_of_the_time(clock: list[int]) -> None:
+    recorder = Recorder(1)
+    recorded(clock, [3, 10], recorder)
+    stats = recorder.finish(stage_seconds=[0.002, 0.005])
+    assert stats.stage_shares == pytest.approx([0.2, 0.5, 0.3])
+    assert "stages    20% + 50% + 30%" in stats.report()
 
 
 def test_with_drafts_bytes_are_those_of_a_token_and_not_of_a_step(clock: list[int]) -> None:

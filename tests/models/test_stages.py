@@ -110,9 +110,11 @@ def test_a_device_that_fails_ends_the_answer_with_an_error(
     assert llm.generate([5, 6, 7], max_tokens=3, ignore_eos=True).token_ids == first
 
 
-def test_bytes_through_the_host_are_a_row_and_a_token(pair: list[Device], folder_of: Callable[[str], Path]) -> None:
+def test_the_report_has_each_devices_share_and_what_passes_the_host(pair: list[Device], folder_of: Callable[[str], Path]) -> None:
     with load(folder_of(FIRST), pair) as llm:
         stats = llm.generate([5, 6, 7], max_tokens=20, ignore_eos=True).stats
+    assert stats.stage_shares is not None and sum(stats.stage_shares) == pytest.approx(1.0)
+    assert all(0.02 < share < 0.98 for share in stats.stage_shares) and "stages    " in stats.report()
     row = 4 * CONFIGS[FIRST].hidden_size
     assert stats.device_to_host_bytes_per_token == pytest.approx(row + 8, rel=0.1)  # the token is read twice
     assert stats.host_to_device_bytes_per_token == pytest.approx(row, rel=0.1)
