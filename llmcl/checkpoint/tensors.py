@@ -112,7 +112,7 @@ class Checkpoint:
         return read_rows(rows, start, stop)
 
     def array(self, name: str) -> np.ndarray:
-        """Returns the whole tensor, float32 [shape], with rows in Hugging Face order (see `TensorInfo`).
+        """Returns the whole tensor, float32 [shape], with rotary pairs half a head apart (see `TensorInfo`).
 
         Meant for norms and tests, because NumPy decodes quantised formats slowly.
         """

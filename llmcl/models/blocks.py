@@ -247,9 +247,8 @@ def bind_block(
         return ShortConvBlock(weights, states, block.settings)
     if isinstance(block, blocks.Experts) and isinstance(weights, ExpertsWeights):
         settings = block.settings
-        return ExpertsBlock(
-            weights, GATES[block.activation], settings.renormalize, block.has_shared_gate, settings.scores
-        )
+        chosen_by = settings.renormalize, block.has_shared_gate, settings.scores, block.scaled_inputs
+        return ExpertsBlock(weights, GATES[block.activation], *chosen_by)
     if isinstance(block, PlainMlp) and isinstance(weights, PlainMlpWeights):
         return PlainMlpBlock(weights)
     if isinstance(block, Normalize) and isinstance(weights, NormalizeWeights):

@@ -12,6 +12,7 @@ from llmcl.models.expert_ops import RoutedExperts
 from llmcl.models.layer_ops import LayerOps
 from llmcl.ops.choose_experts import choose_experts, choose_scored_experts
 from llmcl.ops.rms_norm import rms_norm
+from llmcl.ops.scale_rows import scale_rows
 from llmcl.ops.scale_shares import scale_shares
 from llmcl.ops.sigmoid_gate import sigmoid_gate
 from llmcl.ops.squared_relu import squared_relu
@@ -49,6 +50,7 @@ class ExpertsBlock(BoundBlock):
     renormalize: bool
     has_shared_gate: bool = False
     scores: Scores | None = None
+    scaled_inputs: bool = False  # see `families.blocks.Experts`
 
     @property
     def why_separate(self) -> str | None:
@@ -59,6 +61,9 @@ class ExpertsBlock(BoundBlock):
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         if self.weights.router_norm is not None:
             yield from self._with_own_norms(ops)
+            return
+        if self.scaled_inputs:
+            yield from self._with_scaled_inputs(ops)
             return
         weights, act = self.weights, ops.act
         x, norm, launches = ops.normed_rows(weights.norm)
@@ -77,6 +82,20 @@ class ExpertsBlock(BoundBlock):
         yield from ops.chosen_experts(x, norm, self._routed(is_plain=is_plain), act.x)
         if weights.shared_down is not None:
             yield from ops.add_linear(act.ffn, weights.shared_down, None, None)
+
+    def _with_scaled_inputs(self, ops: LayerOps) -> Iterator[Launch]:
+        weights, act, device = self.weights, ops.act, ops.device
+        x, shares, hidden = act.normed, act.of("expert_weights"), ops.config.hidden_size
+        assert weights.norm is not None and weights.shared_gate_up is not None and weights.shared_down is not None
+        yield from rms_norm(device, act.x, weights.norm, x, ops.config.stream_eps)
+        yield from self._choose(ops, x, None)
+        yield from ops.product(x, None, weights.shared_gate_up, act.ffn, epilogue=self.gate)
+        yield from scale_rows(device, x, shares, hidden, per_row=True)
+        # Choosing again by the largest logit leaves the id and makes the share 1.
+        operands, n_experts = (act.of("router_logits"), act.of("expert_ids"), shares), weights.gate_up.n_experts
+        yield from choose_experts(device, *operands, n_experts=n_experts, top_k=1, renormalize=True)
+        yield from ops.chosen_experts(x, None, self._routed(is_plain=False), act.x)
+        yield from ops.add_linear(act.ffn, weights.shared_down, None, None)
 
     def _with_own_norms(self, ops: LayerOps) -> Iterator[Launch]:
         weights, act, device, eps = self.weights, ops.act, ops.device, ops.config.rms_norm_eps

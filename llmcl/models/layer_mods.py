@@ -17,8 +17,9 @@ from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.mods import Mods
 from llmcl.runtime.device import Device
 
-_Rules = tuple[int | None, QueryScale | None, float | None]  # window, query scale, soft cap
-_NO_RULES: _Rules = (None, None, None)
+# window, chunk, query scale, soft cap
+_Rules = tuple[int | None, int | None, QueryScale | None, float | None]
+_NO_RULES: _Rules = (None, None, None, None)
 _Traced = tuple[TracedMod | None, TracedMod | None]
 
 
@@ -56,35 +57,46 @@ def trace_layer_mods(
         _rules(config.attention(i), max_context) if i in attends else _NO_RULES for i in range(config.n_layers)
     )
     traced: dict[_Rules, _Traced] = {}
-    for window, scale, cap in set(rules):
-        if window is None and scale is None and cap is None:
-            traced[window, scale, cap] = user_mods
+    for rule in set(rules):
+        window, chunk, scale, cap = rule
+        if rule == _NO_RULES:
+            traced[rule] = user_mods
             continue
         of_model = [] if scale is None else [_scaled(scale)]
         of_model += [] if cap is None else [soft_cap(cap)]
         score_mods = [*of_model, *([] if score_mod is None else [score_mod])]
         score: Any = reduce(_then, score_mods) if score_mods else None
-        mask: Any = mask_mod
-        if window is not None:
-            of_window = window_both_ways(window) if config.bidirectional else sliding_window(window)
-            mask = of_window if mask_mod is None else and_masks(of_window, mask_mod)
-        traced[window, scale, cap] = trace_mods(score, mask)
+        see = window_both_ways if config.bidirectional else sliding_window
+        masks = [*([] if window is None else [see(window)]), *([] if chunk is None else [_chunked(chunk)])]
+        masks += [] if mask_mod is None else [mask_mod]
+        mask: Any = and_masks(*masks) if len(masks) > 1 else next(iter(masks), None)
+        traced[rule] = trace_mods(score, mask)
     return LayerMods(traced, rules)
 
 
 def _rules(block: Attention, max_context: int) -> _Rules:
     """Returns the rules that can take effect within max_context tokens."""
-    window, scale = block.window, block.query_scale
+    window, chunk, scale = block.window, block.chunk, block.query_scale
     if window is not None and window >= max_context:
         window = None
-    if scale is not None and scale.length >= max_context:
+    if chunk is not None and chunk >= max_context:
+        chunk = None
+    if scale is not None and scale.length >= max_context + scale.offset:
         scale = None
-    return window, scale, block.soft_cap
+    return window, chunk, scale, block.soft_cap
+
+
+def _chunked(chunk: int) -> MaskMod:
+    def chunked_mask(b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
+        return kv_idx // chunk == q_idx // chunk
+
+    return chunked_mask
 
 
 def _scaled(scale: QueryScale) -> ScoreMod:
     def scaled_score(score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
-        return score * (1.0 + scale.beta * log(1.0 + q_idx // scale.length))
+        position = q_idx + scale.offset if scale.offset else q_idx
+        return score * (1.0 + scale.beta * log(1.0 + position // scale.length))
 
     return scaled_score
 

@@ -8,17 +8,17 @@ from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 
-def scale_rows(device: Device, x: Buffer, factor: Buffer, columns: int) -> list[Launch]:
-    """Computes x[t] *= factor[0] in place.
+def scale_rows(device: Device, x: Buffer, factor: Buffer, columns: int, *, per_row: bool = False) -> list[Launch]:
+    """Computes x[t] *= factor[0] in place. per_row: x[t] *= factor[t].
 
-    x float32 [n, columns], columns a multiple of 16; factor float32 [1].
+    x float32 [n, columns], columns a multiple of 16; factor float32 [1], or [n].
     """
     size = local_size(device, 64)
     run = run_of(device, columns // 16, size)
     return op_launches(
         device,
         "scale_rows",
-        {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size},
+        {"COLUMNS": columns, "RUN": run, "LOCAL_SIZE": size, **({"PER_ROW": True} if per_row else {})},
         [x, factor],
         groups=lambda n: (-(-columns // (16 * run)), n),
         local=(size, 1),

@@ -110,7 +110,7 @@ def forward(
         """Multiplies queries [n, heads, size] by the factor of their position."""
         if block.query_scale is None:
             return q
-        turns = np.arange(n) // block.query_scale.length
+        turns = (np.arange(n) + block.query_scale.offset) // block.query_scale.length
         return q * (1.0 + block.query_scale.beta * np.log1p(turns))[:, None, None]
 
     def attend(block: Attention, layer: str, x: Array) -> Array:
@@ -138,7 +138,7 @@ def forward(
         k, v = kept[layer if block.keys_of is None else layer_name(block.keys_of, "")]
         scale, window, cap = config.attention_scale, block.window, block.soft_cap
         sinks = weights[layer + "self_attn.sinks"] if block.sinks else None
-        x = attention(q, k, v, 0, scale, window=window, cap=cap, sinks=sinks)
+        x = attention(q, k, v, 0, scale, window=window, chunk=block.chunk, cap=cap, sinks=sinks)
         x = stored(x if gate is None else sigmoid_gate(x, gate))
         return biased(x.reshape(n, -1), layer + "self_attn.o")
 
@@ -199,7 +199,11 @@ def forward(
         return biased(stored(squared_relu(project(x, layer + "mlp.up"))), layer + "mlp.down")
 
     def mixture(block: Experts, layer: str, x: Array) -> Array:
-        y = chosen(block, layer, x, *choose(block, layer, x))
+        ids, shares = choose(block, layer, x)
+        if block.scaled_inputs:
+            y = chosen(block, layer, stored(x * shares), ids, np.ones_like(shares))
+        else:
+            y = chosen(block, layer, x, ids, shares)
         return y + shared(block, layer, x) if block.settings.shared_size else y
 
     def mixture_with_own_norms(block: Experts, norms: OwnNorms, layer: str, hidden: Array) -> Array:

@@ -74,8 +74,10 @@ def attention(
     window: int | None = None,
     cap: float | None = None,
     sinks: Array | None = None,
+    chunk: int | None = None,
 ) -> Float64:
-    """Causal attention: query row i sits at position + i and sees the keys 0..position + i, or the last `window` keys.
+    """Causal attention: query row i sits at position + i and sees the keys 0..position + i, or the last `window` keys,
+    or the keys of its chunk.
 
     q [n, n_q_heads, head_dim], k, v [kv_len, n_kv_heads, head_dim] with kv_len >= position + n -> as q.
     scale: 1/sqrt(head_dim) by default; cap: soft cap on the scores. sinks [n_q_heads]: a logit per head that only
@@ -88,6 +90,7 @@ def attention(
     k, v = wide(k[: position + n]), wide(v[: position + n])
     for i in range(n):
         first = 0 if window is None else max(0, position + i + 1 - window)
+        first = first if chunk is None else max(first, (position + i) // chunk * chunk)
         m, total, acc = attention_partial(q[i], k, v, first, position + i + 1, scale, cap)
         out[i] = attention_merge(m[:, None], total[:, None], acc[:, None], sinks)
     return out

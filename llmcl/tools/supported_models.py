@@ -137,6 +137,7 @@ def _features(family: Family) -> list[str]:
     if family.own_heads:
         features += ["larger heads in layers without a window", "late layers that read keys of others"]
         features.append("embeddings of each layer")
+    features.append("attention in chunks" if family.chunks else "")
     features.append("layers without rotation" if family.unrotated_layers else "")
     features.append(
         "" if family.recurrent is None else f"{_RECURRENT[family.recurrent]} in place of attention in some layers"

@@ -9,7 +9,7 @@ from expert_weights import experts_of
 from helpers import windows_of
 
 from llmcl.architectures.config import config_from_hf
-from llmcl.architectures.families.blocks import ExpertSettings, Scores
+from llmcl.architectures.families.blocks import ExpertSettings, QueryScale, Scores
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
 GLM_45_AIR: dict[str, Any] = {
@@ -87,6 +87,38 @@ def test_command_r7b() -> None:
         config_from_hf({**COMMAND_R7B, "use_qk_norm": True})
     with pytest.raises(UnsupportedModelError, match=r"rotary_pct 0\.5"):
         config_from_hf({**COMMAND_R7B, "rotary_pct": 0.5})
+
+
+LLAMA4: dict[str, Any] = {  # the text part of Maverick
+    **{"model_type": "llama4_text", "attention_chunk_size": 8192, "attn_scale": 0.1, "attn_temperature_tuning": True},
+    **{"floor_scale": 8192, "head_dim": 128, "hidden_size": 5120, "interleave_moe_layer_step": 2, "moe_layers": None},
+    **{"intermediate_size": 8192, "intermediate_size_mlp": 16384, "no_rope_layers": [], "num_attention_heads": 40},
+    **{"num_experts_per_tok": 1, "num_hidden_layers": 48, "num_key_value_heads": 8, "num_local_experts": 128},
+    **{"use_qk_norm": False, "vocab_size": 202048, "rope_scaling": None},
+}
+
+
+def test_llama4() -> None:
+    outer = {"architectures": ["Llama4ForConditionalGeneration"], "model_type": "llama4", "vision_config": {}}
+    config = config_from_hf({**outer, "text_config": LLAMA4})
+    assert config.intermediate_size == 16384 and [*experts_of(config)] == [*range(1, 48, 2)]
+    expected = ExpertSettings(128, 1, 8192, False, shared_size=8192, scores=Scores(corrected=False))
+    assert experts_of(config)[1].settings == expected and experts_of(config)[1].scaled_inputs
+    first, fourth = config.attention(0), config.attention(3)
+    assert (first.rotation, first.chunk, first.query_scale) == ("main", 8192, None)
+    assert (fourth.rotation, fourth.chunk, fourth.query_scale) == ("none", None, QueryScale(0.1, 8192, offset=1))
+    assert not first.head_norms
+    scout = config_from_hf({**LLAMA4, "use_qk_norm": True, "interleave_moe_layer_step": 1})
+    assert len(experts_of(scout)) == 48
+    assert [scout.attention(i).head_norms for i in range(4)] == [True, True, True, False]
+    types = ["chunked_attention"] * 3 + ["full_attention"]
+    assert config_from_hf({**LLAMA4, "layer_types": types * 12}) == config_from_hf(LLAMA4)
+    with pytest.raises(UnsupportedModelError, match="layer_types"):
+        config_from_hf({**LLAMA4, "layer_types": ["full_attention"] * 48})
+    with pytest.raises(UnsupportedModelError, match="num_experts_per_tok 2"):
+        config_from_hf({**LLAMA4, "num_experts_per_tok": 2})
+    with pytest.raises(CheckpointError, match="moe_layers is 3, expected a list of layers"):
+        config_from_hf({**LLAMA4, "moe_layers": 3})
 
 
 def test_muse_glimmer_counts_from_its_last_layer() -> None:

@@ -22,6 +22,7 @@ from llmcl.architectures.config.heads import heads_from_hf, keys_as_values_from_
 from llmcl.architectures.config.latent import latent_from_hf, latent_scale, log_multiplier_from_hf
 from llmcl.architectures.config.layer_inputs import input_size_from_hf, keys_of_from_hf, mlp_widths_from_hf
 from llmcl.architectures.config.lfm2 import lfm2_keys
+from llmcl.architectures.config.llama4 import chunk_from_hf, llama4_keys, temperature_from_hf
 from llmcl.architectures.config.mamba import granite_hybrid_keys, nemotron_h_keys
 from llmcl.architectures.config.missing import refuse_architecture
 from llmcl.architectures.config.model_config import ModelConfig, checked
@@ -50,6 +51,7 @@ _OTHER_KEYS = {
     "hunyuan_v1_moe": hunyuan_keys,
     "lfm2": lfm2_keys,
     "lfm2_moe": lfm2_keys,
+    "llama4_text": llama4_keys,
     "minimax_m2": rotary_dim_keys,
     "muse_glimmer_text": muse_keys,
     "nemotron_h": nemotron_h_keys,
@@ -170,6 +172,9 @@ def _settings(
     flags: dict[str, Any] = {"bias": bias, "output_bias": output_bias, "mlp_bias": mlp_bias}
     flags["query_scale"] = query_scale_from_hf(read) if family.query_scale else None
     flags["head_norms"] = family.optional_head_norms and read.flag("use_qk_norm", default=False)
+    if family.chunks:
+        flags["query_scale"] = temperature_from_hf(read)
+        flags["chunk"] = chunk_from_hf(read, [rotation != "none" for rotation in rotations])
     keys_of = keys_of_from_hf(read, family, windows)
     of_layers: dict[str, Sequence[Any]] = {
         "window": windows,

@@ -17,7 +17,7 @@ _MISSING = {
         "t5 mt5 t5encoder bart whisper neo-bert gemma-embedding"
     ),
     "an encoder of images or sound: the file is a projector (mmproj), which belongs beside a model": "clip",
-    "layers that attend in chunks": "llama4 llama4_text",
+    "no keys for layers that do not rotate: take the safetensors": "llama4",
     "sparse attention by an index": "deepseek_v32 deepseek32 glm_moe_dsa glm-dsa",
     "LayerNorm or a MLP without a gate": (
         "gpt2 gpt_neo gpt_neox gptneox gptj gpt-j bloom mpt opt phi phi2 falcon starcoder starcoder2 stablelm "

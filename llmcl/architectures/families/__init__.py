@@ -35,6 +35,7 @@ TEXT_PARTS: dict[str, TextPart] = {
     "gemma3": TextPart("Gemma3ForConditionalGeneration", "gemma3_text", tied=True),
     "gemma4": TextPart("Gemma4ForConditionalGeneration", "gemma4_text", tied=True),
     "gemma4_unified": TextPart("Gemma4UnifiedForConditionalGeneration", "gemma4_unified_text", tied=True),
+    "llama4": TextPart("Llama4ForConditionalGeneration", "llama4_text", tied=False),
     "muse_glimmer": TextPart("MuseGlimmerForConditionalGeneration", "muse_glimmer_text", tied=False),
     "qwen2_vl": TextPart("Qwen2VLForConditionalGeneration", "qwen2_vl_text", tied=False, flat=True),
     "qwen2_5_vl": TextPart("Qwen2_5_VLForConditionalGeneration", "qwen2_5_vl_text", tied=False, flat=True),

@@ -143,10 +143,11 @@ class Block(ABC):
 
 @dataclass(frozen=True)
 class QueryScale:
-    """A factor on a query's scores: 1 + beta log(1 + floor(position / length))."""
+    """A factor on a query's scores: 1 + beta log(1 + floor((position + offset) / length))."""
 
     beta: float
     length: int
+    offset: int = 0
 
 
 @dataclass(frozen=True)
@@ -164,6 +165,7 @@ class Attention(Block):
     row_norms: bool = False  # RMS norm over all query heads together, and over all key heads together
     rotation: Rotation = "main"  # of queries and keys
     window: int | None = None  # tokens visible to a query, itself included; None: all
+    chunk: int | None = None  # a query sees the keys of its own chunk of so many tokens; None: all
     soft_cap: float | None = None  # c in c tanh(score / c)
     query_scale: QueryScale | None = None  # applied before the soft cap
     sinks: bool = False  # a logit per query head that only enters the softmax sum
@@ -363,6 +365,7 @@ class Experts(Block):
     shared: str = "mlp.shared_expert"  # module of the shared expert, used by every token
     shared_gate: str | None = None  # module of a scalar gate, whose sigmoid scales the shared expert's output
     own_norms: OwnNorms | None = None  # separate norms per part; None: `norm` for all
+    scaled_inputs: bool = False  # a token has one expert, and its score multiplies the expert's input
     scales: str | None = None  # tensor [n_experts] of output factors per expert
     correction: str = "mlp.gate.e_score_correction_bias"  # tensor for `Scores.corrected`
 

@@ -39,6 +39,7 @@ class LayerSettings:
     experts: ExpertSettings | None = None  # None: no mixture of experts
     part: Literal["both", "mixer", "mlp"] = "both"  # the layer's blocks, see `Family.single_blocks`
     recurrent: RecurrentSettings | None = None  # block in place of attention; None: attention
+    chunk: int | None = None
     is_first: bool = False
     is_last: bool = False
     heads: Heads | None = None
@@ -108,6 +109,7 @@ class Family:
     query_scale: bool = False  # reads llama_4_scaling_beta from the rotary settings
     bidirectional: bool = False  # reads use_bidirectional_attention: tokens see the whole text, and make no text
     unrotated_layers: bool = False  # some layers do not rotate (no_rope_layers, no_rope_layer_interval)
+    chunks: bool = False  # reads attention_chunk_size, attn_temperature_tuning, attn_scale and floor_scale
     unrotated_full: bool = False  # beside layers with a window, layers without one do not rotate
     optional_head_norms: bool = False  # reads use_qk_norm; GGUF files say it by their tensors
     # "optional": queries and keys rotate only if position_embedding_type is "rope" (GGUF: rope.scaling.finetuned)
