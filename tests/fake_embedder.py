@@ -9,10 +9,22 @@ from fake_server import byte_tokenizer
 
 from llmcl.architectures.embedding import EmbeddingSettings
 from llmcl.engine.embedding import TextReader, check_dimensions, shortened
-from llmcl.errors import UsageError
+from llmcl.errors import ContextLengthError, UsageError
 
 TOKENIZER = byte_tokenizer()
 SETTINGS = EmbeddingSettings("mean", prompts={"query": "Q: "})
+
+
+class FakeReranker:
+    """A document's score is the share of the query's words that it has."""
+
+    name = "reranker"
+
+    def rerank(self, query: str, documents: list[str], *, truncate: bool) -> tuple[list[float], int]:
+        words = {*query.split()}
+        if not truncate and any(len(text) > 100 for text in documents):
+            raise ContextLengthError("documents[0] is too long")
+        return [len(words & {*text.split()}) / max(1, len(words)) for text in documents], len(documents)
 
 
 class FakeEmbedder:

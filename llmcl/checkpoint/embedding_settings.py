@@ -11,7 +11,8 @@ import numpy as np
 
 from llmcl.architectures.config import limits
 from llmcl.architectures.config.reader import Reader, unsupported
-from llmcl.architectures.embedding import NO_SETTINGS, EmbeddingSettings, Pooling
+from llmcl.architectures.embedding import NO_SETTINGS, EmbeddingSettings, Pooling, RankingHead
+from llmcl.architectures.families.encoder import RANKING
 from llmcl.checkpoint.files import check_is_file, optional_json, read_bytes, reading
 from llmcl.checkpoint.tensors import Checkpoint
 from llmcl.errors import CheckpointError, shown
@@ -34,7 +35,9 @@ def embedding_settings(checkpoint: Checkpoint) -> EmbeddingSettings:
     metadata = checkpoint.gguf_metadata
     if metadata is not None:
         return _from_gguf(metadata)
-    folder = checkpoint.path
+    folder, encoder = checkpoint.path, checkpoint.config.encoder
+    if encoder is not None and encoder.ranks:
+        return EmbeddingSettings(ranking=RankingHead(*map(checkpoint.array, RANKING)))
     return _from_folder(folder) if (folder / MODULES_FILE).is_file() else NO_SETTINGS
 
 
@@ -89,7 +92,8 @@ def _from_folder(folder: Path) -> EmbeddingSettings:
     longest = None
     if length.get("max_seq_length") is not None:
         longest = length.size("max_seq_length", limits.MAX_POSITION)
-    return EmbeddingSettings(pooling, tuple(dense), longest, prompts, default)
+    names: dict[str, Any] = {"prompts": prompts, "default_prompt": default}
+    return EmbeddingSettings(pooling, tuple(dense), max_tokens=longest, **names)
 
 
 def _pooling(read: Reader) -> Pooling:

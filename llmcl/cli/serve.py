@@ -6,6 +6,7 @@ import gc
 import os
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -126,6 +127,15 @@ EmbeddingModel = Annotated[
         help="Answer /v1/embeddings with this model, beside the answers of -m.",
     ),
 ]
+RerankModel = Annotated[
+    str | None,
+    opt.option(
+        PANEL,
+        "--rerank-model",
+        metavar="NAME|PATH",
+        help="Answer /v1/rerank with this cross-encoder, beside the answers of -m.",
+    ),
+]
 DrainSeconds = Annotated[
     float,
     opt.option(
@@ -158,6 +168,7 @@ def serve(
     state_dir: StateDir = None,
     replicas: Replicas = 1,
     embedding_model: EmbeddingModel = None,
+    rerank_model: RerankModel = None,
     pooling: opt.Pooling = None,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
@@ -202,6 +213,8 @@ def serve(
             served = _embedding_server(embedder, model)
         else:
             served = _load(llm, model, loading, named_as, options, kept, embedder, quiet, progress)
+        if rerank_model is not None:
+            served = _with_reranker(served, rerank_model, loading, quiet, progress)
         gc.collect()  # otherwise a collection over all loaded objects would interrupt an answer
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
@@ -265,6 +278,7 @@ def _embedder(
 def _embedding_server(embedder: LlmEmbedder, model: str) -> Served:
     """Returns a model that makes embeddings, no text."""
     from llmcl.serve.embeddings import NoAnswers
+    from llmcl.serve.rerank import LlmReranker
     from llmcl.serve.served import Served
 
     llm = embedder.llm
@@ -280,7 +294,23 @@ def _embedding_server(embedder: LlmEmbedder, model: str) -> Served:
         facts=model_facts(llm, model),
         close=llm.close,
         embedder=embedder,
+        reranker=None if llm.embedding.ranking is None else LlmReranker(llm, embedder.name),
     )
+
+
+def _with_reranker(served: Served, model: str, loading: LoadingToAnswer, quiet: bool, progress: Progress) -> Served:
+    """Adds a cross-encoder. Raises UsageError for another model."""
+    from llmcl.serve.rerank import LlmReranker
+
+    llm = load_model(model, loading, ctx_size=None, compile_kernels=False, quiet=quiet, progress=progress)
+    if llm.embedding.ranking is None:
+        raise UsageError(f"{named('--rerank-model', model)} is no reranker; give a cross-encoder")
+
+    def close() -> None:
+        served.close()
+        llm.close()
+
+    return replace(served, reranker=LlmReranker(llm, model_name(model)), close=close)
 
 
 def _load(

@@ -12,6 +12,7 @@ from llmcl.engine.prompts import are_ids, is_list
 from llmcl.errors import ContextLengthError, UsageError, check_flags, check_whole, counted, shown
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight, alloc_weight
+from llmcl.models.encoder_blocks import ONE_TEXT
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.linear import linear_prefill
@@ -159,16 +160,23 @@ class Embedder:
         scale = device.upload(np.full(hidden, hidden**-0.5, np.float32), "unit norm")
         self._normalize = rms_norm(device, rows, scale, rows, _EPS / hidden)
 
-    def vectors(self, texts: Sequence[Sequence[int]], *, normalize: bool) -> Iterator[np.ndarray]:
-        """Yields float32 [n, dimensions] for the next n texts, in order. Raises the errors of `Model.prefill`."""
+    def vectors(
+        self, texts: Sequence[Sequence[int]], *, normalize: bool, seconds: Sequence[int] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Yields float32 [n, dimensions] for the next n texts, in order. seconds: of pairs, where the second text
+        begins. Raises the errors of `Model.prefill`.
+        """
         for start in range(0, len(texts), TEXTS_AT_ONCE):
             some = texts[start : start + TEXTS_AT_ONCE]
             for i, ids in enumerate(some):
-                self._read(ids, i)
+                self._read(ids, i, ONE_TEXT if seconds is None else seconds[start + i])
             yield self._finished(len(some), normalize)
 
-    def _read(self, ids: Sequence[int], i: int) -> None:
-        model, size = self._model, 4 * self._hidden
+    def _read(self, ids: Sequence[int], i: int, second: int) -> None:
+        model, size, encoder = self._model, 4 * self._hidden, self._model.weights.encoder
+        if encoder is not None:
+            one_type = encoder.types.nbytes == size
+            model.device.fill(encoder.second, np.int32(ONE_TEXT if one_type else second), 0, 4)
         model.cache.truncate(self._sequence, 0)
         for n in model.rows_of(self._sequence, ids):
             model.run(self._pool, n)

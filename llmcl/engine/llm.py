@@ -17,6 +17,7 @@ from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.matching import Compiled, grammars_for
 from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
+from llmcl.engine.reranking import pairs_to_read, relevance
 from llmcl.engine.speculation import NO_SPECULATION, MakeDrafts, NoDrafts, Speculation
 from llmcl.engine.speed_tests import SpeedTests
 from llmcl.engine.text_scores import TextScores
@@ -426,14 +427,31 @@ class LLM(PromptReader, SpeedTests):
         ids = self.ids_to_embed(texts, prompt_name=prompt_name, truncate=truncate)
 
         def work() -> np.ndarray:
-            if (embedder := self._embedders.get(chosen)) is None:
-                embedder = Embedder(self.model, self.sequence, self.embedding.dense, chosen)
-                self._embedders[chosen] = embedder
+            embedder = self._embedder(chosen)
             check_dimensions(dimensions, embedder.dimensions)
             vectors = np.concatenate([*embedder.vectors(ids, normalize=normalize)])
             return shortened(vectors, dimensions, normalize=normalize)
 
         return self.leases.call(work, wait=wait)
+
+    def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = True, wait: bool = False) -> np.ndarray:
+        """Returns how relevant each document is for the query: float32 [documents], from 0 to 1, by a cross-encoder.
+
+        truncate: cut documents that are too long together with the query; False: raise ContextLengthError. wait: as in
+        `stream`. Raises UsageError for a model that is no cross-encoder.
+        """
+        if (head := self.embedding.ranking) is None:
+            raise UsageError(
+                f"{self.model_name} is no reranker; give a cross-encoder (BertForSequenceClassification with one label)"
+            )
+        pairs = pairs_to_read(self.tokenizer, query, documents, self.max_context, truncate=truncate)
+        return self.leases.call(lambda: relevance(self._embedder("cls"), head, pairs), wait=wait)
+
+    def _embedder(self, pooling: Pooling) -> Embedder:
+        if (embedder := self._embedders.get(pooling)) is None:
+            embedder = Embedder(self.model, self.sequence, self.embedding.dense, pooling)
+            self._embedders[pooling] = embedder
+        return embedder
 
     def ids_to_embed(
         self, texts: Sequence[str | Sequence[int]], *, prompt_name: str | None = None, truncate: bool = False

@@ -21,6 +21,7 @@ from llmcl.serve.infill import infill
 from llmcl.serve.messages import count_tokens, messages
 from llmcl.serve.openapi import openapi
 from llmcl.serve.page import PREFIX, page
+from llmcl.serve.rerank import rerank
 from llmcl.serve.responses import responses
 from llmcl.serve.service import Service
 
@@ -54,6 +55,7 @@ POST: dict[str, Endpoint] = {
     "/v1/chat/completions": chat_completions,
     "/v1/completions": completions,
     "/v1/embeddings": embeddings,
+    "/v1/rerank": rerank,
     "/v1/responses": responses,
     "/v1/responses/compact": kept_responses.compact,
     "/v1/messages": messages,
@@ -79,6 +81,7 @@ ALIASES = {
     "/chat/completions": "/v1/chat/completions",
     "/completions": "/v1/completions",
     "/embeddings": "/v1/embeddings",
+    "/rerank": "/v1/rerank",
     "/responses": "/v1/responses",
     "/responses/compact": "/v1/responses/compact",
 }

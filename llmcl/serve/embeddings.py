@@ -47,6 +47,11 @@ class LlmEmbedder:
     pooling: str | None = None
 
     def __post_init__(self) -> None:
+        if self.llm.embedding.ranking is None or self.pooling is not None:
+            self.check()
+
+    def check(self) -> None:
+        """Raises UsageError, with the name for clients, if there is no pooling."""
         from llmcl.engine.embedding import chosen_pooling
 
         chosen_pooling(self.llm.embedding, self.pooling, self.name)
@@ -57,6 +62,7 @@ class LlmEmbedder:
         return self.llm.ids_to_embed(texts, prompt_name=prompt_name, truncate=truncate)
 
     def embed(self, ids: list[list[int]], *, dimensions: int | None) -> np.ndarray:
+        self.check()
         return self.llm.embed(ids, pooling=self.pooling, dimensions=dimensions, wait=True)
 
 
@@ -69,7 +75,9 @@ class NoAnswers:
         self.metrics = EngineMetrics()
 
     def stream(self, prompt: Sequence[int], **options: Any) -> Stream:
-        raise RequestError(400, "this server makes embeddings (/v1/embeddings), no text", code="not_supported")
+        raise RequestError(
+            400, "this server makes embeddings (/v1/embeddings) or scores (/v1/rerank), no text", code="not_supported"
+        )
 
     def expect(self) -> Callable[[], None]:
         return lambda: None

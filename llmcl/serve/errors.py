@@ -14,7 +14,7 @@ TOO_LONG = "context_length_exceeded"
 # Advice for clients when a chat template fails; the command line gives different advice.
 _OTHER_PROMPTS = "Send other messages, or the whole text of the prompt to /v1/completions."
 # Field with the prompt by path; elsewhere: messages.
-_PROMPTS = {"/v1/completions": "prompt"} | dict.fromkeys(
+_PROMPTS = {"/v1/completions": "prompt", "/v1/rerank": "documents"} | dict.fromkeys(
     ("/v1/responses", "/v1/responses/compact", "/v1/embeddings"), "input"
 )
 # Each API's error type by HTTP status.

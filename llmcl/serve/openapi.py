@@ -256,6 +256,22 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         ),
         _object({"data": _list(_object({})), "usage": {"type": "object"}}, "data", "usage"),
     ),
+    "/v1/rerank": (
+        "Documents by their relevance for a query, as Jina's API has it; 501 if the server has no reranker.",
+        _object(
+            {
+                "model": _or_null("string"),
+                "query": _TEXT,
+                "documents": _some(MAX_INPUTS, {"oneOf": [_TEXT, _object({"text": _TEXT}, "text")]}),
+                "top_n": _or_null("integer", minimum=1),
+                "return_documents": _FLAG,
+                "truncate": _FLAG,
+            },
+            "query",
+            "documents",
+        ),
+        _object({"results": _list(_object({})), "usage": {"type": "object"}}, "results", "usage"),
+    ),
     "/tokenize": (
         "A text as token ids.",
         _object({"content": _TEXT, "add_special": _FLAG, "with_pieces": _FLAG}, "content"),

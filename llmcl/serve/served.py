@@ -84,6 +84,17 @@ class TextEmbedder(Protocol):
     def embed(self, ids: list[list[int]], *, dimensions: int | None) -> np.ndarray: ...
 
 
+class TextReranker(Protocol):
+    """Scores documents, for one thread at a time."""
+
+    @property
+    def name(self) -> str: ...
+
+    def rerank(self, query: str, documents: list[str], *, truncate: bool) -> tuple[list[float], int]:
+        """Returns the documents' scores and the number of tokens read."""
+        ...
+
+
 @dataclass(frozen=True)
 class Served:
     """A loaded model."""
@@ -99,6 +110,7 @@ class Served:
     facts: ModelFacts = field(default_factory=ModelFacts)
     close: Callable[[], None] = lambda: None
     embedder: TextEmbedder | None = None  # the model for embeddings, this one or another
+    reranker: TextReranker | None = None  # the cross-encoder, this model or another
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises ContextLengthError or UsageError for a prompt that cannot be answered."""

@@ -174,6 +174,20 @@ class Tokenizer:
             )
         return ids
 
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Returns the ids of two texts with special tokens, and the index of the second text's first token.
+
+        Raises UsageError for a tokenizer that does not tell the texts apart, and for text that is not Unicode.
+        """
+        for text in (first, second):
+            _check_unicode(text)
+        with refusing("The tokenizer failed", "The checkpoint's tokenizer is damaged; fetch it again."):
+            encoding = self._backend.encode(first, second)
+        types = encoding.type_ids
+        if 1 not in types or max(encoding.ids) >= self._vocab_size:
+            raise UsageError("the model's tokenizer has no form for pairs of texts; expected that of a cross-encoder")
+        return encoding.ids, types.index(1)
+
     def _library_ids(self, text: str, add_special_tokens: bool) -> list[int]:
         if len(text) < _SHORT:
             ids: list[int] = self._backend.encode(text, add_special_tokens=add_special_tokens).ids

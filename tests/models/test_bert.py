@@ -15,6 +15,8 @@ import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError
 from llmcl.runtime.device import Device
+from llmcl.serve.embeddings import LlmEmbedder
+from llmcl.serve.rerank import LlmReranker
 
 BOUND = 1e-4
 
@@ -148,3 +150,58 @@ def test_minilm(default_device: Device, dtype: str, bound: float) -> None:
     cosines = (vectors * expected(BertModel.from_pretrained(folder).eval(), ids)).sum(axis=1)
     assert (1.0 - cosines).max() < bound
     assert vectors[0] @ vectors[1] > vectors[0] @ vectors[2] + 0.3
+
+
+DOCUMENTS = ["a cat sits on the mat", "the dog", "play, play, un abc?", "a " * 200]
+
+
+@pytest.fixture(scope="module")
+def reranker(default_device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = save_bert(
+        tmp_path_factory.mktemp("ranks"), random_bert("BertForSequenceClassification", num_labels=1), None
+    )
+    with llmcl.load(str(folder), device=default_device) as llm:
+        yield llm
+
+
+def test_a_cross_encoder_scores_documents(reranker: LLM) -> None:
+    """The sigmoid of the logit; the second text's tokens have the second type. The last document is cut."""
+    import torch
+
+    model, backend, query = random_bert("BertForSequenceClassification", num_labels=1), word_piece(), "is a cat"
+    backend.enable_truncation(96, strategy="only_second")
+    expected = []
+    for document in DOCUMENTS:
+        pair = backend.encode(query, document)
+        with torch.no_grad():
+            logits = model(torch.tensor([pair.ids]), token_type_ids=torch.tensor([pair.type_ids])).logits
+        expected.append(float(torch.sigmoid(logits)))
+    scores = reranker.rerank(query, DOCUMENTS)
+    np.testing.assert_allclose(scores, expected, atol=BOUND)
+    assert scores.dtype == np.float32 and np.ptp(scores) > 0.01
+    vectors = reranker.embed(TEXTS, pooling="cls")  # of single texts, after pairs
+    np.testing.assert_array_equal(vectors[2:], reranker.embed(TEXTS[2:], pooling="cls"))
+
+
+def test_what_a_reranker_refuses(reranker: LLM, llm: LLM) -> None:
+    with pytest.raises(UsageError, match=r"is no reranker; give a cross-encoder"):
+        llm.rerank("a", ["cat"])
+    with pytest.raises(UsageError, match=r"documents is \[\]; expected a list of texts"):
+        reranker.rerank("a", [])
+    with pytest.raises(UsageError, match=r"documents\[1\] is 5; expected"):
+        reranker.rerank("a", ["cat", 5])  # type: ignore[list-item]
+    with pytest.raises(ContextLengthError, match=r"documents\[0\] has 204 tokens with the query, the model takes 96"):
+        reranker.rerank("a", ["a " * 200], truncate=False)
+    with pytest.raises(ContextLengthError, match=r"the query has 202 tokens"):
+        reranker.rerank("a " * 200, ["cat"])
+
+
+def test_behind_a_server(reranker: LLM, llm: LLM) -> None:
+    scores, n_tokens = LlmReranker(reranker, "name").rerank("is a cat", DOCUMENTS, truncate=True)
+    np.testing.assert_array_equal(np.float32(scores), reranker.rerank("is a cat", DOCUMENTS))
+    assert n_tokens == sum(min(96, len(word_piece().encode("is a cat", document).ids)) for document in DOCUMENTS)
+    embedder = LlmEmbedder(llm, "name")
+    ids = embedder.ids_to_embed(TEXTS, prompt_name=None, truncate=False)
+    np.testing.assert_array_equal(embedder.embed(ids, dimensions=7), llm.embed(TEXTS, dimensions=7))
+    with pytest.raises(UsageError, match=r"^name says nothing about embeddings"):  # and not where its files are
+        LlmEmbedder(reranker, "name").embed([[5]], dimensions=None)

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from fake_embedder import FakeEmbedder
+from fake_embedder import FakeEmbedder, FakeReranker
 from fake_server import INFILL, FakeEngine, Running, byte_tokenizer, running, wait_for
 
 from llmcl.serve import body
@@ -165,7 +165,7 @@ def test_numbers_of_hundreds_of_digits_are_refused_by_name(shared: Running) -> N
 def able() -> Iterator[Running]:
     """A server whose model can infill, too."""
     with running(FakeEngine(byte_tokenizer(added=INFILL))) as server:
-        server.service.ready(replace(server.service.served(), embedder=FakeEmbedder()))
+        server.service.ready(replace(server.service.served(), embedder=FakeEmbedder(), reranker=FakeReranker()))
         yield server
 
 
@@ -175,7 +175,7 @@ def test_no_field_fails_by_a_number(value: Any, able: Running) -> None:
     described = able.http.get("/openapi.json").json()["paths"]
     said = [{"role": "user", "content": "Hi"}]
     least = {"messages": said, "input": "Hi", "max_tokens": 1, "content": "Hi", "tokens": [5]}
-    least |= {"model": "fake", "input_prefix": "Hi", "input_suffix": "Hi"}
+    least |= {"model": "fake", "input_prefix": "Hi", "input_suffix": "Hi", "query": "Hi", "documents": ["Hi"]}
     for path, methods in described.items():
         if "post" not in methods:
             continue

@@ -208,7 +208,13 @@ def test_options_reach_the_server(
         ("embedding", NO_SETTINGS),
     ):
         monkeypatch.setattr(engine, name, value, raising=False)
-    facts = {"architecture": "llama", "hidden_size": 576, "dtype": "bfloat16", "n_parameters": lambda: 134_515_008}
+    facts: dict[str, Any] = {
+        "bidirectional": False,
+        "architecture": "llama",
+        "hidden_size": 576,
+        "dtype": "bfloat16",
+        "n_parameters": lambda: 134_515_008,
+    }
     monkeypatch.setattr(engine, "config", SimpleNamespace(vocab_size=258, **facts), raising=False)
     embedding, layer = SimpleNamespace(nbytes=100), SimpleNamespace(nbytes=10)
     weights = SimpleNamespace(embedding=embedding, matrices=[embedding, layer])  # a tied head

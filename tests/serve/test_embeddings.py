@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from fake_embedder import TOKENIZER, FakeEmbedder
+from fake_embedder import TOKENIZER, FakeEmbedder, FakeReranker
 from fake_server import FakeEngine, Running, running, served, strictly
 from openai.types import CreateEmbeddingResponse
 
@@ -27,7 +27,7 @@ def embedded(texts: Any, dimensions: int | None = None, **options: Any) -> list[
 def server() -> Iterator[Running]:
     engine = FakeEngine(TOKENIZER)
     with running(engine, loaded=False) as server:
-        server.service.ready(replace(served(engine), embedder=FakeEmbedder()))
+        server.service.ready(replace(served(engine), embedder=FakeEmbedder(), reranker=FakeReranker()))
         yield server
 
 
@@ -110,3 +110,43 @@ def test_a_server_for_embeddings_alone_makes_no_text(server: Running) -> None:
         answer = other.chat("Hello")
         assert answer.status_code == 400 and "this server makes embeddings" in answer.json()["error"]["message"]
         assert other.post("/v1/embeddings", {"input": "a"}).status_code == 200
+
+
+# ---- /v1/rerank -----------------------------------------------------------------------------------------
+
+DOCUMENTS = ["nothing", "blue sky", {"text": "why is the sky blue"}, "sky"]
+
+
+def test_documents_come_by_relevance(server: Running) -> None:
+    body = {"model": "any", "query": "blue sky", "documents": DOCUMENTS, "top_n": 3, "return_documents": True}
+    answer = server.post("/v1/rerank", body).json()
+    assert [result["index"] for result in answer["results"]] == [1, 2, 3]
+    assert [result["relevance_score"] for result in answer["results"]] == [1.0, 1.0, 0.5]
+    assert answer["results"][1]["document"] == {"text": "why is the sky blue"}
+    assert answer["model"] == "reranker" and answer["usage"]["total_tokens"] == 4
+    plain = server.post("/rerank", {"query": "sky", "documents": DOCUMENTS}).json()["results"]
+    assert len(plain) == 4 and "document" not in plain[0]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ({"documents": ["a"]}, "query: is missing"),
+        ({"query": "a"}, "documents: is missing"),
+        ({"query": "a", "documents": []}, "documents: got [], expected a list of up to 2048 texts"),
+        ({"query": "a", "documents": "b"}, "documents: got 'b'"),
+        ({"query": "a", "documents": ["b", {"title": "c"}]}, "documents: got"),
+        ({"query": "a", "documents": ["b"], "top_n": 0}, "top_n: got 0"),
+        ({"query": "a", "documents": ["b" * 101], "truncate": False}, "documents[0] is too long"),
+    ],
+)
+def test_a_wrong_request_for_a_rank_is_refused(server: Running, body: dict[str, Any], message: str) -> None:
+    answer = server.post("/v1/rerank", body)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert message in error["message"] or error["code"] == "context_length_exceeded"
+
+
+def test_a_server_without_a_reranker(shared: Running) -> None:
+    answer = shared.post("/v1/rerank", {"query": "a", "documents": ["b"]})
+    assert answer.status_code == 501 and "--rerank-model" in answer.json()["error"]["message"]

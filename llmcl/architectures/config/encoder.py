@@ -42,6 +42,7 @@ def encoder_from_hf(values: Mapping[str, Any], dtype: str) -> ModelConfig:
         n_heads=read.size("num_attention_heads", limits.MAX_HEADS),
         n_types=read.size("type_vocab_size", 2, default=2),
         tanh=_GELUS[activation],
+        ranks=_ranks(read),
     )
 
 
@@ -69,8 +70,26 @@ def encoder_from_gguf(metadata: Mapping[str, Any], architecture: str) -> ModelCo
     )
 
 
+def _ranks(read: Reader) -> bool:
+    """Returns whether config.json describes a cross-encoder. Raises UnsupportedModelError for another classifier."""
+    if read.get("architectures") != ["BertForSequenceClassification"]:
+        return False
+    labels = read.get("id2label", {"0": "", "1": ""})
+    if not isinstance(labels, dict) or len(labels) != 1:
+        unsupported(f"a classifier (id2label {shown(labels)})", "it supports rerankers, which have one label")
+    return True
+
+
 def _config(
-    read: Reader, architecture: str, sizes: dict[str, Any], *, n_layers: int, n_heads: int, n_types: int, tanh: bool
+    read: Reader,
+    architecture: str,
+    sizes: dict[str, Any],
+    *,
+    n_layers: int,
+    n_heads: int,
+    n_types: int,
+    tanh: bool,
+    ranks: bool = False,
 ) -> ModelConfig:
     hidden = sizes["hidden_size"]
     if hidden % n_heads:
@@ -88,7 +107,7 @@ def _config(
             tie_embeddings=True,
             bos_token_id=None,
             eos_token_ids=(),
-            encoder=EncoderSettings(sizes["max_position"], n_types),
+            encoder=EncoderSettings(sizes["max_position"], n_types, ranks),
             bidirectional=True,
             **sizes,
         ),

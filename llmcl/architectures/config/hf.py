@@ -268,8 +268,8 @@ def _refuse_features(read: Reader, family: Family) -> None:
         if key not in family.biases and read.flag(key, default=False):
             unsupported(f"projections with a bias ({key} true)")
     # With "vision" only image tokens see each other.
-    known = (False, "vision", True) if family.bidirectional else (False, "vision")
-    if read.get("use_bidirectional_attention", False) not in known:
+    visible = (False, "vision", True) if family.bidirectional else (False, "vision")
+    if read.get("use_bidirectional_attention", False) not in visible:
         unsupported("attention to later tokens (use_bidirectional_attention)")
     kinds = Experts, GatedMlp, PlainMlp, UngatedMlp
     mlp = next((block for block in family.layer(LayerSettings()) if isinstance(block, kinds)), GatedMlp())

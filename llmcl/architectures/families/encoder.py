@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from llmcl.architectures.families.blocks import Block, MatrixPlan, Shapes, Sizes
 
 POSITIONS, TYPES, EMBEDDING_NORM = "model.embed_positions.weight", "model.embed_types.weight", "model.embed_norm"
+# A cross-encoder's head, as in `RankingHead`.
+RANKING = "model.pooler.dense.weight", "model.pooler.dense.bias", "classifier.weight", "classifier.bias"
 
 
 @dataclass(frozen=True)
@@ -16,11 +18,14 @@ class EncoderSettings:
 
     n_positions: int
     n_types: int  # token types: of one text, or of the two texts of a pair
+    ranks: bool = False  # a cross-encoder, with a head that scores a pair
 
     def tensors(self, hidden: int) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of the tensors beside the layers and the tokens' embeddings."""
         norm = {f"{EMBEDDING_NORM}.{part}": (hidden,) for part in ("weight", "bias")}
-        return {POSITIONS: (self.n_positions, hidden), TYPES: (self.n_types, hidden), **norm}
+        shapes = {POSITIONS: (self.n_positions, hidden), TYPES: (self.n_types, hidden), **norm}
+        ranking = zip(RANKING, ((hidden, hidden), (hidden,), (1, hidden), (1,)), strict=True)
+        return shapes | (dict(ranking) if self.ranks else {})
 
 
 @dataclass(frozen=True)
