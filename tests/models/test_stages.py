@@ -110,9 +110,7 @@ def test_a_device_that_fails_ends_the_answer_with_an_error(
     assert llm.generate([5, 6, 7], max_tokens=3, ignore_eos=True).token_ids == first
 
 
-def test_the_report_has_each_devices_share_and_what_passes_the_host(
-    pair: list[Device], folder_of: Callable[[str], Path]
-) -> None:
+def test_the_report_has_shares_and_what_passes_the_host(pair: list[Device], folder_of: Callable[[str], Path]) -> None:
     with load(folder_of(FIRST), pair) as llm:
         stats = llm.generate([5, 6, 7], max_tokens=20, ignore_eos=True).stats
     assert stats.stage_shares is not None and sum(stats.stage_shares) == pytest.approx(1.0)
