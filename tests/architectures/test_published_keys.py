@@ -8,7 +8,7 @@ import pytest
 from expert_weights import experts_of
 from helpers import windows_of
 
-from llmcl.architectures.config import config_from_hf
+from llmcl.architectures.config import config_from_gguf, config_from_hf
 from llmcl.architectures.families.blocks import ExpertSettings, QueryScale, Scores
 from llmcl.errors import CheckpointError, UnsupportedModelError
 
@@ -119,6 +119,8 @@ def test_llama4() -> None:
         config_from_hf({**LLAMA4, "num_experts_per_tok": 2})
     with pytest.raises(CheckpointError, match="moe_layers is 3, expected a list of layers"):
         config_from_hf({**LLAMA4, "moe_layers": 3})
+    with pytest.raises(UnsupportedModelError, match=r"'llama4', which has no keys .*take the safetensors\); `llmcl"):
+        config_from_gguf({"general.architecture": "llama4"}, [])
 
 
 def test_muse_glimmer_counts_from_its_last_layer() -> None:

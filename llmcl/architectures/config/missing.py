@@ -17,7 +17,7 @@ _MISSING = {
         "t5 mt5 t5encoder bart whisper neo-bert gemma-embedding"
     ),
     "an encoder of images or sound: the file is a projector (mmproj), which belongs beside a model": "clip",
-    "no keys for layers that do not rotate: take the safetensors": "llama4",
+    "no keys for its layers without rotation (take the safetensors)": "llama4",
     "sparse attention by an index": "deepseek_v32 deepseek32 glm_moe_dsa glm-dsa",
     "LayerNorm or a MLP without a gate": (
         "gpt2 gpt_neo gpt_neox gptneox gptj gpt-j bloom mpt opt phi phi2 falcon starcoder starcoder2 stablelm "
@@ -46,6 +46,6 @@ def refuse_architecture(name: str, what: str, known: Iterable[str]) -> NoReturn:
     what: "the architecture", for the message. known: supported names, to suggest a near match.
     """
     needs = f", which has {_WHAT[name]}" if name in _WHAT else ""
-    close = get_close_matches(name, known, n=1, cutoff=0.85)
+    close = [] if name in _WHAT else get_close_matches(name, known, n=1, cutoff=0.85)
     near = f"the nearest it runs is {close[0]}; " if close else ""
     unsupported(f"{what} {shown(name)}{needs}", f"{near}`llmcl models` lists what it runs")
