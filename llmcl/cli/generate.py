@@ -139,7 +139,7 @@ def generate(
                         "prompt_token_ids": result.prompt_token_ids,
                         "finish_reason": result.finish_reason,
                         "model": llm.model_name,
-                        "device": llm.device.name,
+                        "device": llm.place,
                         "stats": result.stats.to_dict(),
                     }
                 ),

@@ -111,7 +111,7 @@ def perplexity(
         with scoring_bar(quiet) as progress:
             result = measure(llm, text, window=ctx_size, max_windows=chunks, reference=other, progress=progress)
         if format == "json":
-            values = result.to_dict() | {"model": llm.model_name, "dtype": llm.dtype, "device": llm.device.name}
+            values = result.to_dict() | {"model": llm.model_name, "dtype": llm.dtype, "device": llm.place}
             if other is not None:
                 values |= {"reference": other.model_name, "reference_dtype": other.dtype}
             print(json_text.dumps(values), flush=True)

@@ -79,6 +79,8 @@ def choose_device(
     if passed_over:
         first = passed_over[0]
         raise DeviceError(f"{first.label} cannot be used: {first.unusable_reason}; {first.remedy}. Found:\n{listing}")
+    if "," in text:
+        wanted += " (only generate, chat, run, serve, bench, perplexity and warm take several devices)"
     notes = "".join(f"\n{note}" for note in [*prepare_icd_loader(), *filter(None, [scarcity()])])
     raise DeviceError(
         f"{wanted} was not found; choose with --device an index, a kind (gpu, cpu) or part of a name. "

@@ -13,10 +13,11 @@ from helpers import small_config
 from llmcl.cli.devices import _several as devices_to_divide
 from llmcl.engine import split
 from llmcl.engine.split import SplitRequest, Splitter, Stage, cut
-from llmcl.errors import OutOfDeviceMemoryError
+from llmcl.errors import DeviceError, OutOfDeviceMemoryError
 from llmcl.models.weights import WeightTypes
 from llmcl.runtime.device import Device
 from llmcl.runtime.platforms import DeviceEntry
+from llmcl.runtime.selection import choose_device
 
 CONFIG = small_config(n_layers=10, tie_embeddings=True)
 LAYER = 4 * (64 * 32 * (4 + 2 + 2 + 4) + 3 * 64 * 96)  # bytes of a layer's matrices in float32
@@ -126,3 +127,8 @@ def test_devices_says_what_a_split_would_give(gpus: list[Device], rates: dict[in
     selected, reason = devices_to_divide([device.entry for device in gpus], "0, 1")
     assert selected == [0, 1]
     assert reason.count("25% on device 0") == 1 and reason.count("75% on device 1") == 1
+
+
+def test_a_command_for_one_device_says_which_commands_take_several(default_entry: DeviceEntry) -> None:
+    with pytest.raises(DeviceError, match="only generate, chat, run, serve, bench, perplexity and warm take several"):
+        choose_device([default_entry], "0,1")

@@ -187,3 +187,22 @@ def test_two_drivers_answer_as_one_device(smollm2: LLM) -> None:
     with llmcl.load("smollm2", device=devices, split="layer", split_shares=[2, 1], **options) as llm:
         assert [len(stage.layers) for stage in llm.model.stages] == [20, 10]
         assert llm.generate(question, **asked).token_ids == expected
+
+
+def test_texts_share_and_copy_pages_on_each_device(pair: list[Device], folder_of: Callable[[str], Path]) -> None:
+    """The second text shares a page of 64 tokens with the first, and a copy of the begun next page."""
+    rng = np.random.default_rng(5)
+    first = [int(i) for i in rng.integers(3, CONFIGS[FIRST].vocab_size, 100)]
+    second = [*first[:90], 7, 8, 9]
+    options: dict[str, Any] = {"max_tokens": 8, "ignore_eos": True, "temperature": 0.0}
+    with load(folder_of(FIRST), pair, kv_page_tokens=64, kv_pages=6) as llm:
+        cache = llm.model.cache
+        texts = cache.sequence(), cache.sequence()
+        answers = [
+            llm.generate(prompt, sequence=text, **options)
+            for prompt, text in ((first, texts[0]), (second, texts[1]), (first, texts[0]))
+        ]
+        assert [each.stats.cached_tokens for each in answers] == [0, 90, 99]
+    with load(folder_of(FIRST), pair[0]) as one:
+        expected = [one.generate(prompt, **options).token_ids for prompt in (first, second, first)]
+    assert [each.token_ids for each in answers] == expected
