@@ -83,7 +83,7 @@ def chat(
         from llmcl.serve.client import ServerChat
 
         key = api_key.split()[0] if api_key and api_key.strip() else None
-        remote = ServerChat(server, key, on_full=on_full)
+        remote = ServerChat(server, key, model=model, on_full=on_full)
         if not quiet:
             print(f"server: {remote.url} (/help lists the commands)", file=sys.stderr)
         converse(Session(remote, request, explicit, quiet=quiet, with_times=not quiet), history)

@@ -156,10 +156,10 @@ MODEL_HELP = (
 
 MODEL_PANEL, SAMPLING_PANEL, DEVICE_PANEL, OUTPUT_PANEL = "Model", "Sampling", "Device", "Output"
 
-_MODEL_NAMES = "-m", "--model", "-hf"
-Model = Annotated[str, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help=MODEL_HELP)]
+MODEL_NAMES = "-m", "--model", "-hf"
+Model = Annotated[str, option(MODEL_PANEL, *MODEL_NAMES, metavar="NAME|PATH", help=MODEL_HELP)]
 OptionalModel = Annotated[
-    str | None, option(MODEL_PANEL, *_MODEL_NAMES, metavar="NAME|PATH", help="The model, as in llmcl generate.")
+    str | None, option(MODEL_PANEL, *MODEL_NAMES, metavar="NAME|PATH", help="The model, as in llmcl generate.")
 ]
 RandomShape = Annotated[
     str | None,

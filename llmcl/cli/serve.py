@@ -1,4 +1,4 @@
-"""`llmcl serve`: serves a model over HTTP, for clients of OpenAI's and Anthropic's APIs."""
+"""`llmcl serve`: serves models over HTTP, for clients of OpenAI's and Anthropic's APIs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from llmcl.cli import options as opt
 from llmcl.cli.loading import load_model, load_to_answer
 from llmcl.cli.option_groups import LoadingToAnswer, with_groups
 from llmcl.cli.text_files import named, read_text
-from llmcl.errors import UsageError
+from llmcl.errors import UsageError, shown
 from llmcl.progress import Progress
+from llmcl.serve.model_facts import model_name
 from llmcl.serve.settings import LOG_FORMATS
 
 if TYPE_CHECKING:
@@ -136,6 +137,41 @@ RerankModel = Annotated[
         help="Answer /v1/rerank with this cross-encoder, beside the answers of -m.",
     ),
 ]
+_MODELS = "Several models"
+ServedModels = Annotated[
+    list[str] | None,
+    opt.option(  # `_names` reads the variable: typer would split it at spaces
+        opt.MODEL_PANEL,
+        *opt.MODEL_NAMES,
+        metavar="NAME|PATH",
+        env=False,
+        help=f"{opt.MODEL_HELP} Can be repeated.  [env var: LLMCL_MODEL, one model]",
+    ),
+]
+ModelsDir = Annotated[
+    Path | None,
+    opt.option(_MODELS, "--models-dir", metavar="DIR", help="Serve the models in this folder: GGUF files and folders."),
+]
+ModelsMax = Annotated[
+    int,
+    opt.option(
+        _MODELS, "--models-max", metavar="N", parser=opt.whole(0), help="Models to keep loaded. 0: as many as fit."
+    ),
+]
+NoModelsAutoload = Annotated[
+    bool,
+    opt.option(_MODELS, "--no-models-autoload", help="Load models at POST /models/load, not at the first request."),
+]
+IdleUnload = Annotated[
+    float | None,
+    opt.option(
+        _MODELS,
+        "--idle-unload",
+        metavar="S",
+        parser=opt.number(float, "a number above 0", lambda s: s > 0),
+        help="Unload a model after this many seconds without a request.  [default: never]",
+    ),
+]
 DrainSeconds = Annotated[
     float,
     opt.option(
@@ -150,7 +186,7 @@ DrainSeconds = Annotated[
 
 @with_groups
 def serve(
-    model: opt.Model,
+    model: ServedModels = None,
     host: Host = "127.0.0.1",
     port: Port = 8080,
     api_key: ApiKey = None,
@@ -170,11 +206,18 @@ def serve(
     embedding_model: EmbeddingModel = None,
     rerank_model: RerankModel = None,
     pooling: opt.Pooling = None,
+    models_dir: ModelsDir = None,
+    models_max: ModelsMax = 4,
+    no_models_autoload: NoModelsAutoload = False,
+    idle_unload: IdleUnload = None,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
 ) -> None:
-    """Serve a model to OpenAI's and Anthropic's clients."""
+    """Serve one model or several to OpenAI's and Anthropic's clients."""
+    names = model or ([os.environ["LLMCL_MODEL"]] if os.environ.get("LLMCL_MODEL") and models_dir is None else [])
+    if not names and models_dir is None:
+        raise UsageError("no model: give -m/--model NAME|PATH, several times for several models, or --models-dir DIR")
     if replicas > 1:
         raise UsageError(
             f'--replicas {replicas}: one server has one device until "Several devices" is there; start a server for '
@@ -202,20 +245,33 @@ def serve(
         drain_s=drain_seconds,
     )
 
+    options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
+    if models_dir is not None or idle_unload is not None or len(names) > 1:
+        single = {"--alias": alias, "--cache-file": cache_file, "--pooling": pooling}
+        single |= {"--embedding-model": embedding_model, "--rerank-model": rerank_model}
+        for option, value in single.items():
+            if value is not None:
+                raise UsageError(f"{option} {shown(str(value))} is for one model; leave it out, or serve one model")
+        from llmcl.cli.router import Several, serve_several
+
+        several = Several(names, models_dir, models_max, not no_models_autoload, idle_unload)
+        serve_several(settings, several, options, loading, verbose=verbose)
+        return
     kept = None if cache_file is None else _cache_file(cache_file, cache_file_size)
 
     def load(progress: Progress) -> Served:
-        options = {"max_sequences": max_sequences, "batch_invariant": batch_invariant}
-        named_as = alias or model_name(model)
-        llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
-        embedder = _embedder(llm, named_as, loading, embedding_model, pooling, quiet, progress)
-        if embedder is not None and embedder.llm is llm:
-            served = _embedding_server(embedder, model)
-        else:
-            served = _load(llm, model, loading, named_as, options, kept, embedder, quiet, progress)
-        if rerank_model is not None:
-            served = _with_reranker(served, rerank_model, loading, quiet, progress)
-        gc.collect()  # otherwise a collection over all loaded objects would interrupt an answer
+        served = load_served(
+            names[0],
+            loading,
+            alias or model_name(names[0]),
+            options,
+            quiet=quiet,
+            progress=progress,
+            cache_file=kept,
+            embedding_model=embedding_model,
+            rerank_model=rerank_model,
+            pooling=pooling,
+        )
         if not quiet:
             print("ready", file=sys.stderr, flush=True)
         return served
@@ -247,10 +303,30 @@ def _cache_file(path: Path, mebibytes: int) -> Kept:
     return CacheFile(path, mebibytes << 20)
 
 
-def model_name(model: str) -> str:
-    """Returns the model's name for clients, without local folders."""
-    path = Path(model)
-    return path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
+def load_served(
+    model: str,
+    loading: LoadingToAnswer,
+    name: str,
+    options: dict[str, Any],
+    *,
+    quiet: bool,
+    progress: Progress,
+    cache_file: Kept | None = None,
+    embedding_model: str | None = None,
+    rerank_model: str | None = None,
+    pooling: str | None = None,
+) -> Served:
+    """Loads a model and opens its engine, or makes a server for embeddings. options: the engine's."""
+    llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
+    embedder = _embedder(llm, name, loading, embedding_model, pooling, quiet, progress)
+    if embedder is not None and embedder.llm is llm:
+        served = _embedding_server(embedder, model)
+    else:
+        served = _load(llm, model, loading, name, options, cache_file, embedder, quiet, progress)
+    if rerank_model is not None:
+        served = _with_reranker(served, rerank_model, loading, quiet, progress)
+    gc.collect()  # otherwise a collection over all loaded objects would interrupt an answer
+    return served
 
 
 def _embedder(

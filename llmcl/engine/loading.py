@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Thread
 from typing import Any
 
@@ -18,14 +18,15 @@ from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import speculation_with
-from llmcl.engine.split import Devices, SplitRequest, Splitter
+from llmcl.engine.split import Devices, Memory, SplitRequest, Splitter, memories
 from llmcl.errors import UnsupportedModelError, UsageError, check_flags, check_function, check_whole, shown
 from llmcl.kernels.common.dtype import ACTIVATION_DTYPES, QUANTIZED, check_dtype, check_kv_dtype
+from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.table import check_only_kernels
 from llmcl.models.kv_cache import KVCache, capacity_for
 from llmcl.models.layer_mods import trace_layer_mods
 from llmcl.models.layer_span import LayerSpan
-from llmcl.models.memory import check_memory, exact_queries
+from llmcl.models.memory import batch_bytes, check_memory, exact_queries
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.random_shapes import random_shape_config
 from llmcl.models.recurrent_blocks import checked_ops
@@ -270,6 +271,49 @@ def load_random(
     return llm
 
 
+def memory_needed(
+    model: str,
+    *,
+    max_sequences: int,
+    page_tokens: int,
+    device: str | None,
+    split: str | None,
+    split_shares: Sequence[float] | None,
+    dtype: str,
+    quantize: str | None,
+    activation_dtype: str,
+    kv_dtype: str,
+    max_context: int | None,
+    kv_page_tokens: int | None,
+    offline: bool,
+    progress: Progress | None = None,
+) -> list[Memory]:
+    """Forecasts the memory for `load` and an engine, without loading.
+
+    max_sequences, page_tokens: the engine's. Other parameters and errors as for `load`.
+    """
+    request, where = (
+        CacheRequest(kv_dtype, max_context, kv_page_tokens, None),
+        SplitRequest.of(device, split, split_shares),
+    )
+    with open_checkpoint(checked_name(model), offline=offline, progress=progress) as checkpoint:
+        types, config = _weight_types(checkpoint, dtype, quantize, activation_dtype), checkpoint.config
+    context, cache_dtype = request.context(config), request.dtype(types.name(config))
+    kv_tokens = page_tokens * max_sequences * pool_pages(context, page_tokens)
+    stages = []
+    for stage in _splitter(config, types, request).divide(where.open(), where):
+        rows = max(max_sequences, min(prefill_chunk(stage.device), max_sequences * context))
+        batch = batch_bytes(config, cache_dtype, kv_tokens, max_sequences, rows, stage.span)
+        stages.append(replace(stage, needed=stage.needed | {"batch": sum(batch.values())}))
+    return memories(stages)
+
+
+def _splitter(config: ModelConfig, types: WeightTypes, request: CacheRequest) -> Splitter:
+    max_context, n_sequences = request.context(config), None if request.page_tokens is None else 1
+    kv_dtype = request.dtype(types.name(config))
+    return Splitter(config, types, kv_dtype, max_context, request.tokens(max_context), n_sequences)
+
+
 def _check_verifies(config: ModelConfig, model: str) -> None:
     """Raises UnsupportedModelError for a model that cannot drop a sequence's last tokens."""
     if config.state_bytes:
@@ -358,9 +402,7 @@ def _assemble(
     mods.check(config.n_q_heads, max_context)
     for device in devices:
         check_only_kernels(device, "float32", kv_dtype, types.dtype, others=checked_ops(config))
-    n_sequences = None if request.page_tokens is None else 1
-    splitter = Splitter(config, types, kv_dtype, max_context, request.tokens(max_context), n_sequences)
-    stages = splitter.divide(devices, where)
+    stages = _splitter(config, types, request).divide(devices, where)
     if len(stages) == 1:
         check_memory(stages[0].needed, stages[0].device)
     exact = exact_queries(types, kv_dtype)

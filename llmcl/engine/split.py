@@ -209,15 +209,28 @@ def _room(stage: Stage) -> int:
     return stage.device.memory_bytes - sum(stage.needed.values())
 
 
-def too_large(stages: Sequence[Stage]) -> list[tuple[str, int, int]]:
-    """Returns (where, bytes needed, bytes there are) for each memory that is too small. CPU devices share the host's
-    memory, and a device opened several times has its memory once.
-    """
-    needed: dict[str, int] = {}
-    limits: dict[str, int] = {}
+@dataclass(frozen=True)
+class Memory:
+    """What a model needs in one memory. CPU devices share the host's, and a device opened several times has one."""
+
+    where: str
+    needs: int  # bytes
+    limit: int  # bytes
+    is_measured: bool  # whether the limit was measured just now, and so leaves out what other programs hold
+
+
+def memories(stages: Sequence[Stage]) -> list[Memory]:
+    """Returns the memories of all stages."""
+    by_place: dict[str, Memory] = {}
     for stage in stages:
-        entry = stage.device.entry
+        entry, needs, limit = stage.device.entry, sum(stage.needed.values()), stage.device.memory_bytes
         where = HOST if entry.kind == "cpu" else f"device {entry.index}, {entry.label}"
-        needed[where] = needed.get(where, 0) + sum(stage.needed.values())
-        limits[where] = min(limits.get(where, stage.device.memory_bytes), stage.device.memory_bytes)
-    return [(where, needed[where], limits[where]) for where in needed if needed[where] > limits[where]]
+        if (before := by_place.get(where)) is not None:
+            needs, limit = needs + before.needs, min(limit, before.limit)
+        by_place[where] = Memory(where, needs, limit, entry.host_available_bytes is not None)
+    return [*by_place.values()]
+
+
+def too_large(stages: Sequence[Stage]) -> list[tuple[str, int, int]]:
+    """Returns (where, bytes needed, bytes there are) for each memory that is too small."""
+    return [(each.where, each.needs, each.limit) for each in memories(stages) if each.needs > each.limit]

@@ -91,6 +91,21 @@ def check_memory(needed: dict[str, int], device: Device) -> None:
         )
 
 
+def batch_bytes(
+    config: ModelConfig, kv_dtype: str, kv_tokens: int, max_sequences: int, chunk: int, span: LayerSpan | None = None
+) -> dict[str, int]:
+    """Returns the bytes that a batch takes beside its model; parameters as for `check_batch_memory`."""
+    shapes = activation_shapes(config, chunk, dict.fromkeys(config.kinds_of_heads, 1))
+    needed = {
+        "KV cache": kv_bytes_per_position(config, kv_dtype, span) * kv_tokens,
+        "sampling": max_sequences * SAMPLING_BYTES * config.vocab_size,
+        "working buffers": 4 * sum(int(np.prod(shape)) for shape in shapes.values()),
+    }
+    if states := config.state_bytes if span is None else config.state_bytes_in(span.layers):
+        needed["recurrent states"] = state_slots(max(max_sequences, KEPT_STATES)) * states
+    return needed
+
+
 def check_batch_memory(
     device: Device,
     config: ModelConfig,
@@ -104,14 +119,7 @@ def check_batch_memory(
     for all sequences, logits and sampling for max_sequences rows, activations for `chunk` tokens. span: as in
     `forecast`.
     """
-    shapes = activation_shapes(config, chunk, dict.fromkeys(config.kinds_of_heads, 1))
-    needed = {
-        "KV cache": kv_bytes_per_position(config, kv_dtype, span) * kv_tokens,
-        "sampling": max_sequences * SAMPLING_BYTES * config.vocab_size,
-        "working buffers": 4 * sum(int(np.prod(shape)) for shape in shapes.values()),
-    }
-    if states := config.state_bytes if span is None else config.state_bytes_in(span.layers):
-        needed["recurrent states"] = state_slots(max(max_sequences, KEPT_STATES)) * states
+    needed = batch_bytes(config, kv_dtype, kv_tokens, max_sequences, chunk, span)
     if sum(needed.values()) > device.memory_bytes - device.allocated_bytes:
         device.give_back_spares()
     left = device.memory_bytes - device.allocated_bytes

@@ -20,6 +20,7 @@ from llmcl.tools import json_text
 
 CLIENT_GONE = 499  # nginx's status for a client that left
 _QUIET_PATHS = {"/health", "/metrics"}  # polled every few seconds
+_NOT_SHOWN = {"start", "is_noted"}
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Record:
     error: str | None = None
     total_ms: float = 0.0
     start: float = field(default_factory=time.perf_counter, repr=False)
+    is_noted: bool = field(default=False, repr=False)  # whether another process has written the line
 
     def since_start_ms(self) -> float:
         return (time.perf_counter() - self.start) * 1e3
@@ -47,7 +49,7 @@ class Record:
         self.tbt_ms = round(statistics.median(times_ms), 3) if times_ms else None
 
     def line(self, log_format: str) -> str:
-        values: dict[str, Any] = {name: value for name, value in asdict(self).items() if name != "start"}
+        values: dict[str, Any] = {name: value for name, value in asdict(self).items() if name not in _NOT_SHOWN}
         if log_format == "json":
             return json_text.dumps(values)
         parts = [self.id, self.method, one_line(self.path), str(self.status)]
@@ -85,7 +87,8 @@ class AccessLog:
         async def noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = record.status or message["status"]
-                message["headers"] = [*message["headers"], *identity]
+                names = {name for name, _ in message["headers"]}  # a router passes on a model's own id
+                message["headers"] = [*message["headers"], *(header for header in identity if header[0] not in names)]
             await send(message)
 
         try:
@@ -100,7 +103,7 @@ class AccessLog:
         settings = self._service.settings
         api = record.path if record.path in self._paths else "other"  # a client's invented paths must not become labels
         self._service.metrics.requests.labels(api, record.status).inc()
-        is_quiet = settings.quiet or record.path in _QUIET_PATHS or record.path.startswith(PREFIX)
+        is_quiet = settings.quiet or record.is_noted or record.path in _QUIET_PATHS or record.path.startswith(PREFIX)
         if not is_quiet:
             with suppress(OSError):  # a full disk or a closed pipe must not end the connection
                 print(record.line(settings.log_format), file=sys.stderr, flush=True)

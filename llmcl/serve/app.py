@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
@@ -100,10 +100,14 @@ ANSWERING = frozenset(
 )
 
 
-def make_app(service: Service) -> ASGIApp:
-    """Builds the server's ASGI application."""
+def make_app(
+    service: Service, find: Callable[[Scope], Endpoint] | None = None, more_paths: Iterable[str] = ()
+) -> ASGIApp:
+    """Builds the server's ASGI application. find: returns the endpoint of a request; None: `endpoint_of`. more_paths:
+    paths that only `find` knows.
+    """
     settings = service.settings
-    app: ASGIApp = Guard(Endpoints(service), settings)
+    app: ASGIApp = Guard(Endpoints(service, find or endpoint_of), settings)
     if settings.cors_origins:
         app = CORSMiddleware(
             app,
@@ -112,20 +116,20 @@ def make_app(service: Service) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id", "request-id", "retry-after"],
         )
-    app = AccessLog(app, service, frozenset({*GET, *POST}), ALIASES)
+    app = AccessLog(app, service, frozenset({*GET, *POST, *more_paths}), ALIASES)
     return responses_socket.Sockets(app, settings.max_body_bytes, settings.socket_s)
 
 
 class Endpoints:
     """Calls the endpoint for the request's path. An exception becomes the response."""
 
-    def __init__(self, service: Service):
-        self._service = service
+    def __init__(self, service: Service, find: Callable[[Scope], Endpoint]):
+        self._service, self._find = service, find
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive, send)
         try:
-            answer = await _endpoint(scope)(request, self._service)
+            answer = await self._find(scope)(request, self._service)
             await answer(scope, receive, send)
         except ClientDisconnect:
             record_of(scope).status = CLIENT_GONE
@@ -138,7 +142,7 @@ class Endpoints:
             await answer(scope, receive, send)
 
 
-def _endpoint(scope: Scope) -> Endpoint:
+def endpoint_of(scope: Scope) -> Endpoint:
     """Returns the endpoint for a path and method. Raises RequestError if there is none."""
     path, method = scope["path"], scope["method"]
     if responses_socket.is_handshake(scope):

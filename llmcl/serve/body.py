@@ -25,6 +25,18 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
     """Reads the JSON object in the request body. Raises RequestError for any other JSON and for a body that is too
     large or too slow.
     """
+    return await parse_fields(await read_body(request, settings))
+
+
+async def parse_fields(data: bytes) -> Fields:
+    """Parses a request body. Raises RequestError unless it is a JSON object."""
+    if len(data) < _LARGE_BYTES:
+        return Fields(_parse(data))
+    return Fields(await asyncio.to_thread(_parse, data))
+
+
+async def read_body(request: Request, settings: Settings) -> bytes:
+    """Reads the request body. Raises RequestError if it is too large or too slow."""
     reading = Begun(_read(request, settings.max_body_bytes))
     if not reading.is_over:
         try:
@@ -33,10 +45,7 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
         except TimeoutError:
             message = f"the body did not arrive within {settings.body_s:g} s"
             raise RequestError(408, message, code="request_timeout", closes=True) from None
-    data = reading.result
-    if len(data) < _LARGE_BYTES:
-        return Fields(_parse(data))
-    return Fields(await asyncio.to_thread(_parse, data))
+    return reading.result
 
 
 async def _read(request: Request, most: int) -> bytes:

@@ -29,7 +29,7 @@ class ServerChat(Conversation):
     url: such as http://127.0.0.1:8080, optionally with /v1 at the end. Raises UsageError for an invalid URL.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, *, on_full: str = "error"):
+    def __init__(self, url: str, api_key: str | None = None, *, model: str | None = None, on_full: str = "error"):
         super().__init__(on_full)
         parts = urlsplit(url)
         try:
@@ -40,7 +40,7 @@ class ServerChat(Conversation):
             raise UsageError(f"--server {shown(url)}: expected an address such as http://127.0.0.1:8080")
         if api_key is not None and not (api_key.isascii() and api_key.isprintable()):
             raise UsageError("--api-key has characters other than visible ASCII ones; give the server's key")
-        self.model_name = "any"  # llmcl's server has one model and ignores the name
+        self.model_name = model or "any"  # a server of one model ignores the name
         self.url = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
         self._https, self._host, self._port = parts.scheme == "https", parts.hostname, port
         self._path = parts.path.rstrip("/").removesuffix("/v1") + "/v1/chat/completions"

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+
+def model_name(model: str) -> str:
+    """Returns the model's name for clients, without local folders."""
+    path = Path(model)
+    return path.stem if path.suffix == ".gguf" else path.name if path.exists() else model
 
 
 @dataclass(frozen=True)

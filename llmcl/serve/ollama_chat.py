@@ -157,14 +157,14 @@ def _answer(
 ) -> GenerationResponse:
     writer = LogProbWriter(served.tokenizer) if "logprobs" in ask.options else None
     start = record_of(request.scope).start
-    form = OllamaForm(listed_name(served), start, writer, is_chat=is_chat, with_context=with_context)
+    form = OllamaForm(listed_name(served.name), start, writer, is_chat=is_chat, with_context=with_context)
     stream = fields.flag("stream", True)
     return GenerationResponse(service, served, [ask], form, stream=stream, media_type=LINES.encode())
 
 
 def _loaded(served: Served, *, is_chat: bool) -> ASGIApp:
     """Answers a request without a prompt, which asks for the model to be loaded, or unloaded: it stays loaded."""
-    form = OllamaForm(listed_name(served), 0.0, None, is_chat=is_chat)
+    form = OllamaForm(listed_name(served.name), 0.0, None, is_chat=is_chat)
     return AsciiJSONResponse(form.chunk([], done=True) | {"done_reason": "load"})
 
 

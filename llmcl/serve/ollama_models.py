@@ -19,6 +19,7 @@ from llmcl.serve.errors import RequestError
 from llmcl.serve.events import line
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import AsciiJSONResponse
+from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.ollama_schemas import LINES
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
@@ -27,7 +28,7 @@ from llmcl.serve.tool_families import knows_tools
 from llmcl.tokenizer.infill_tokens import infill_tokens
 
 VERSION = "0.12.11"  # the version whose API this is: clients refuse older ones
-_LATEST = ":latest"
+LATEST = ":latest"
 _REMEDY = "; fetch another one with `llmcl pull MODEL` and start a server for it, `llmcl serve -m MODEL`"
 _NEVER = "2318-01-01T00:00:00Z"  # the expiry of a model that stays loaded, about what Ollama says
 
@@ -39,14 +40,13 @@ async def version(request: Request, service: Service) -> Response:
 async def tags(request: Request, service: Service) -> Response:
     """Lists the model."""
     served = service.served()
-    return JSONResponse({"models": [_entry(served) | {"modified_at": time_text(served.created)}]})
+    return JSONResponse({"models": [tags_entry(served.name, served.facts, served.created)]})
 
 
 async def running(request: Request, service: Service) -> Response:
     """Lists the loaded model."""
     served = service.served()
-    more = {"expires_at": _NEVER, "size_vram": served.facts.n_bytes, "context_length": served.max_context}
-    return JSONResponse({"models": [_entry(served) | more]})
+    return JSONResponse({"models": [running_entry(served.name, served.facts, served.max_context)]})
 
 
 async def show(request: Request, service: Service) -> Response:
@@ -65,7 +65,7 @@ async def show(request: Request, service: Service) -> Response:
             "modelfile": f"# llmcl serve -m {served.name}\n",
             "parameters": f"num_ctx {served.max_context}",
             "template": served.tokenizer.chat_template or "",
-            "details": _details(served),
+            "details": _details(facts),
             "model_info": info,
             "capabilities": capabilities(served),
             "modified_at": time_text(served.created),
@@ -92,9 +92,9 @@ def capabilities(served: Served) -> list[str]:
     return [name for name, is_there in abilities.items() if is_there]
 
 
-def listed_name(served: Served) -> str:
+def listed_name(name: str) -> str:
     """Returns the model's name with a tag, which all names in Ollama's API have."""
-    return served.name if ":" in served.name else served.name + _LATEST
+    return name if ":" in name else name + LATEST
 
 
 def _named(fields: Fields, served: Served, remedy: str = "") -> str:
@@ -102,20 +102,29 @@ def _named(fields: Fields, served: Served, remedy: str = "") -> str:
     name = fields.text("model") or fields.text("name")
     if name is None:
         raise RequestError(400, "model is required", "model", "missing_required_parameter")
-    if name.lower().removesuffix(_LATEST) != served.name.lower().removesuffix(_LATEST):
+    if name.lower().removesuffix(LATEST) != served.name.lower().removesuffix(LATEST):
         message = f"model {shown(name)} not found; the model here is {served.name}{remedy}"
         raise RequestError(404, message, "model", "model_not_found")
     return name
 
 
-def _entry(served: Served) -> dict[str, Any]:
-    name, facts = listed_name(served), served.facts
-    digest = hashlib.sha256(f"{served.name} {facts}".encode()).hexdigest()  # identifies the model at this server only
-    return {"name": name, "model": name, "size": facts.n_bytes, "digest": digest, "details": _details(served)}
+def tags_entry(name: str, facts: ModelFacts, created: int) -> dict[str, Any]:
+    """Returns a model of /api/tags."""
+    return _entry(name, facts) | {"modified_at": time_text(created)}
 
 
-def _details(served: Served) -> dict[str, Any]:
-    facts = served.facts
+def running_entry(name: str, facts: ModelFacts, max_context: int) -> dict[str, Any]:
+    """Returns a model of /api/ps."""
+    return _entry(name, facts) | {"expires_at": _NEVER, "size_vram": facts.n_bytes, "context_length": max_context}
+
+
+def _entry(name: str, facts: ModelFacts) -> dict[str, Any]:
+    listed = listed_name(name)
+    digest = hashlib.sha256(f"{name} {facts}".encode()).hexdigest()  # identifies the model at this server only
+    return {"name": listed, "model": listed, "size": facts.n_bytes, "digest": digest, "details": _details(facts)}
+
+
+def _details(facts: ModelFacts) -> dict[str, Any]:
     return {
         "parent_model": "",
         "format": "gguf" if facts.is_gguf else "safetensors",

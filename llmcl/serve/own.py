@@ -52,9 +52,9 @@ async def models(request: Request, service: Service) -> Response:
     """
     served = service.served()
     if "anthropic-version" in request.headers:
-        return JSONResponse({"data": [_anthropic_model(served)], "has_more": False, "first_id": None, "last_id": None})
+        return JSONResponse({"data": [_anthropic(served)], "has_more": False, "first_id": None, "last_id": None})
     more: dict[str, Any] = {"models": []} if "client_version" in request.query_params else {}
-    listed = [_openai_model(served)]
+    listed = [_openai(served)]
     if (embedder := served.embedder) is not None and embedder.name != served.name:
         listed.append(listed[0] | {"id": embedder.name})
     return JSONResponse({"object": "list", "data": listed, **more})
@@ -64,23 +64,31 @@ async def model(request: Request, service: Service) -> Response:
     served, name = service.served(), request.path_params["name"]
     if name != served.name:
         raise RequestError(404, f"there is no such model; the model here is {served.name}", "model", "model_not_found")
-    return JSONResponse(_anthropic_model(served) if "anthropic-version" in request.headers else _openai_model(served))
+    return JSONResponse(_anthropic(served) if "anthropic-version" in request.headers else _openai(served))
 
 
-def _openai_model(served: Served) -> dict[str, Any]:
-    return {"id": served.name, "object": "model", "created": served.created, "owned_by": "llmcl"}
+def _openai(served: Served) -> dict[str, Any]:
+    return openai_model(served.name, served.created)
 
 
-def _anthropic_model(served: Served) -> dict[str, Any]:
-    created = datetime.fromtimestamp(served.created, timezone.utc).isoformat()
+def _anthropic(served: Served) -> dict[str, Any]:
+    return anthropic_model(served.name, served.created, served.max_context)
+
+
+def openai_model(name: str, created: int) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": created, "owned_by": "llmcl"}
+
+
+def anthropic_model(name: str, created: int, max_context: int | None) -> dict[str, Any]:
+    """max_context: None if unknown."""
     return {
         "type": "model",
-        "id": served.name,
-        "display_name": served.name,
-        "created_at": created,
+        "id": name,
+        "display_name": name,
+        "created_at": datetime.fromtimestamp(created, timezone.utc).isoformat(),
         "lifecycle": "active",
-        "max_input_tokens": served.max_context,
-        "max_tokens": served.max_context,
+        "max_input_tokens": max_context,
+        "max_tokens": max_context,
     }
 
 

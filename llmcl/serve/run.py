@@ -18,6 +18,7 @@ from typing import Any, cast
 
 import h11
 import uvicorn
+from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.wsproto_impl import WSProtocol
 
@@ -34,22 +35,42 @@ _log = logging.getLogger(__name__)
 _TRIES = 8  # attempts to find a port free on all addresses
 
 
-def serve(settings: Settings, load: Callable[[Progress], Served]) -> None:
-    """Serves until a signal comes. load: builds the model, in a separate thread. Raises any error from `load`."""
-    logging.getLogger("asyncio").setLevel(logging.ERROR)  # asyncio warns about writes to clients that left
+def serve(
+    settings: Settings,
+    load: Callable[[Progress], Served],
+    on_listening: Callable[[int], None] | None = None,
+    on_ready: Callable[[Served], None] = lambda served: None,
+) -> None:
+    """Serves until a signal comes. load: builds the model, in a separate thread. on_listening: takes the port, in place
+    of a line on standard error. on_ready: called once requests are answered. Raises any error from `load`.
+    """
     service = Service(settings)
     listening = listen(settings.host, settings.port)
-    allow_connections()
-    start_loading(service, load)
-    if not settings.quiet:
-        host = f"[{settings.host}]" if ":" in settings.host else settings.host
-        print(f"listening on http://{host}:{listening[0].getsockname()[1]}", file=sys.stderr, flush=True)
-    Server(service).run(sockets=listening)
+    start_loading(service, load, on_ready)
+    if on_listening is not None:
+        on_listening(listening[0].getsockname()[1])
+    else:
+        announce(settings, listening)
+    run(Server(service), listening)
     service.kept.close()
     if service.failure is not None:
         raise service.failure
     if service.loaded is not None:
         service.loaded.close()
+
+
+def announce(settings: Settings, listening: list[socket.socket]) -> None:
+    """Says where the server listens."""
+    if not settings.quiet:
+        host = f"[{settings.host}]" if ":" in settings.host else settings.host
+        print(f"listening on http://{host}:{listening[0].getsockname()[1]}", file=sys.stderr, flush=True)
+
+
+def run(server: Server, listening: list[socket.socket]) -> None:
+    """Runs the server until a signal comes."""
+    logging.getLogger("asyncio").setLevel(logging.ERROR)  # asyncio warns about writes to clients that left
+    allow_connections()
+    server.run(sockets=listening)
 
 
 def listen(host: str, port: int) -> list[socket.socket]:
@@ -110,12 +131,13 @@ def allow_connections() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def start_loading(service: Service, load: Callable[[Progress], Served]) -> None:
+def start_loading(service: Service, load: Callable[[Progress], Served], on_ready: Callable[[Served], None]) -> None:
     """Loads the model in a daemon thread, so the program can exit without waiting."""
 
     def work() -> None:
         try:
-            service.ready(load(service.progress))
+            service.ready(served := load(service.progress))
+            on_ready(served)
         except BaseException as error:  # raised again when the server ends
             service.fail(error)
 
@@ -128,10 +150,11 @@ class Server(uvicorn.Server):
     Does not raise the signal again, since the stop was requested.
     """
 
-    def __init__(self, service: Service):
+    def __init__(self, service: Service, app: ASGIApp | None = None):
+        """app: the application; None: for one model, in this process."""
         settings = service.settings
         config = uvicorn.Config(
-            make_app(service),
+            app or make_app(service),
             interface="asgi3",
             http=_protocol(service),
             ws=WSProtocol,

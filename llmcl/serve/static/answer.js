@@ -3,7 +3,7 @@
 import {toRequest} from "./conversation.js";
 import {clearFigures, hideProgress, showProgress, showTimes} from "./figures.js";
 import {streamChat} from "./server.js";
-import {apiKey, samplingFields} from "./settings.js";
+import {apiKey, requestFields} from "./settings.js";
 
 const DRAW_MS = 50;
 
@@ -13,7 +13,7 @@ export async function writeAnswer(conversation, index, signal, draw) {
   const message = conversation.messages[index], begin = performance.now(), times = [];
   const body = {
     messages: toRequest(conversation, index), stream: true, return_progress: true,
-    stream_options: {include_usage: true}, ...samplingFields(), ...(message.text ? {continue_final_message: true} : {}),
+    stream_options: {include_usage: true}, ...requestFields(), ...(message.text ? {continue_final_message: true} : {}),
   };
   let last = 0, ttft = 0, timer = 0;
   const show = () => {

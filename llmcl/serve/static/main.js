@@ -8,11 +8,11 @@ import {clearFigures, contextText, showContext} from "./figures.js";
 import {listenForFiles, setFiles, takeFiles} from "./files.js";
 import {drawList} from "./list.js";
 import {modelFacts} from "./server.js";
-import {apiKey, loadSettings, openSettings, systemPrompt} from "./settings.js";
+import {apiKey, chosenModel, loadSettings, openSettings, showModels, systemPrompt} from "./settings.js";
 import {openStore} from "./store.js";
 import {View} from "./view.js";
 
-const SHOWN = "llmcl-shown", SAVE_MS = 1000, MAX_IMPORT = 256 << 20;
+const SHOWN = "llmcl-shown", MODEL = "llmcl-model", SAVE_MS = 1000, MAX_IMPORT = 256 << 20;
 
 const state = {conversation: null, running: -1, editing: -1, context: 0};
 const view = new View({edit: ifIdle(edit), retry: ifIdle(retry), goOn: ifIdle(answer), choose: ifIdle(chooseVersion)});
@@ -43,9 +43,10 @@ function scrollToEnd() {
 
 async function showModel() {
   try {
-    const {name, context} = await modelFacts(apiKey());
+    const {name, context, names} = await modelFacts(apiKey(), chosenModel() || recall("localStorage", MODEL));
+    showModels(names, name);
     byId("name").textContent = name;
-    byId("context").textContent = contextText(context);
+    byId("context").textContent = context ? contextText(context) : "not loaded";
     document.title = "llmcl: " + name;
     state.context = context;
     if (state.running < 0) draw();
@@ -201,6 +202,7 @@ async function answer(index) {
   if (problem) view.showError(problem);
   if (wasAtEnd || problem) scrollToEnd();
   touch();
+  if (!state.context) showModel(); // the answer has loaded the model
 }
 
 function send() {
@@ -292,6 +294,10 @@ function listen() {
     }
     showModel();
   }));
+  byId("models").addEventListener("change", () => {
+    remember("localStorage", MODEL, chosenModel());
+    showModel();
+  });
   on("export-all", exportAll);
   on("import", () => byId("import-file").click());
   byId("import-file").addEventListener("change", async () => {

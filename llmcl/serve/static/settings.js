@@ -1,6 +1,6 @@
 // The settings dialog. Settings stay in this browser; the API key stays until the tab is closed.
 
-import {byId, recall, remember} from "./elements.js";
+import {byId, make, recall, remember} from "./elements.js";
 
 export const NUMBERS = ["temperature", "top_p", "top_k", "min_p", "repeat_penalty", "seed", "max_tokens"];
 const KEPT = [...NUMBERS, "reasoning_effort", "system"], STORED = "llmcl-settings", KEY = "llmcl-key";
@@ -13,11 +13,24 @@ export function systemPrompt() {
   return byId("system").value;
 }
 
+// Returns the chosen model; empty if the server has one only.
+export function chosenModel() {
+  return byId("models").value;
+}
+
+// Shows a choice of models, if there are several.
+export function showModels(names, chosen) {
+  const list = byId("models");
+  list.replaceChildren(...names.map(name => make("option", {textContent: name, selected: name === chosen})));
+  list.hidden = !names.length;
+  byId("name").hidden = !list.hidden;
+}
+
 // Returns the request's fields. Empty settings are left to the server.
-export function samplingFields() {
+export function requestFields() {
   const fields = NUMBERS.filter(name => byId(name).value !== "").map(name => [name, Number(byId(name).value)]);
   const effort = byId("reasoning_effort").value;
-  return {...Object.fromEntries(fields), ...(effort ? {reasoning_effort: effort} : {})};
+  return {...Object.fromEntries(fields), ...(effort ? {reasoning_effort: effort} : {}), ...(chosenModel() ? {model: chosenModel()} : {})};
 }
 
 export function loadSettings() {
