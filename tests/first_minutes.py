@@ -234,7 +234,9 @@ def type_all(home: Path, groups: Iterable[str] = GROUPS, say: Callable[[str], No
     programs.mkdir()
     (programs / "llmcl").write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m llmcl "$@"\n')
     (programs / "llmcl").chmod(0o755)
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("LLMCL_", "HF_", "XDG_"))}
+    # Nor does a new user ask for Mesa's software renderer, which costs each start 0.2 s, and 4 s to ask what it is.
+    foreign = "LLMCL_", "HF_", "XDG_", "RUSTICL_"
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     environment = kept | {"HOME": str(home), "TERM": "xterm", "PATH": f"{programs}:{os.environ['PATH']}"}
     environment |= {f"XDG_{name}_HOME": str(home / name.lower()) for name in ("CACHE", "CONFIG", "DATA", "STATE")}
     environment |= {name: os.environ[name] for name in ("LLMCL_DEVICE",) if name in os.environ}
