@@ -14,9 +14,8 @@ from llmcl.progress import Progress
 
 
 def stats(**changes: Any) -> GenerationStats:
-    values: dict[str, Any] = (
-        {field.name: 1 for field in fields(GenerationStats)} | {"tbt_ms": summarize([20.0, 21.0])} | changes
-    )
+    values: dict[str, Any] = {field.name: 1 for field in fields(GenerationStats)}
+    values |= {"tbt_ms": summarize([20.0, 21.0]), "stage_shares": None} | changes
     return GenerationStats(**values)
 
 

@@ -218,7 +218,8 @@ def test_options_reach_the_server(
     monkeypatch.setattr(engine, "config", SimpleNamespace(vocab_size=258, **facts), raising=False)
     embedding, layer = SimpleNamespace(nbytes=100), SimpleNamespace(nbytes=10)
     weights = SimpleNamespace(embedding=embedding, matrices=[embedding, layer])  # a tied head
-    monkeypatch.setattr(engine, "model", SimpleNamespace(weights=weights), raising=False)
+    model = SimpleNamespace(stages=[SimpleNamespace(weights=weights)])
+    monkeypatch.setattr(engine, "model", model, raising=False)
     monkeypatch.setenv("LLMCL_API_KEY", "one two")
     monkeypatch.setenv("LLMCL_MAX_QUEUE", "5")
     (tmp_path / "keys").write_text("three\n\nfour\n")
