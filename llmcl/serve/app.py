@@ -9,6 +9,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from llmcl.errors import one_line
 from llmcl.serve import kept_responses, ollama_chat, ollama_models, own, responses_socket
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
 from llmcl.serve.chat_completions import chat_completions
@@ -148,15 +149,15 @@ def endpoint_of(scope: Scope) -> Endpoint:
     if responses_socket.is_handshake(scope):
         if (endpoint := SOCKETS.get(path)) is not None:
             return endpoint
-        raise RequestError(404, f"no WebSocket is served at {path[:200]}", code="not_found")
+        raise RequestError(404, f"no WebSocket is served at {one_line(path)}", code="not_found")
     if path not in POST:
         for pattern, expression in _PATTERNS.items():
             if (match := expression.fullmatch(path)) is not None:
                 scope["path_params"], path = match.groupdict(), pattern
                 break
-    shown = method[:20]
+    shown = one_line(f"{method[:20]} {scope['path']}")
     if (endpoint := _METHODS.get(method, {}).get(path)) is not None:
         return endpoint
     if allow := ", ".join(name for name, endpoints in _METHODS.items() if path in endpoints):
-        raise RequestError(405, f"Method Not Allowed: {shown} {scope['path'][:200]}", code="not_found", allow=allow)
-    raise RequestError(404, f"Not Found: {shown} {path[:200]}", code="not_found")
+        raise RequestError(405, f"Method Not Allowed: {shown}", code="not_found", allow=allow)
+    raise RequestError(404, f"Not Found: {shown}", code="not_found")

@@ -8,6 +8,7 @@ from importlib.resources import files
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmcl.errors import one_line
 from llmcl.serve.errors import RequestError
 from llmcl.serve.service import Service
 
@@ -34,7 +35,7 @@ async def page(request: Request, service: Service) -> Response:
     """Serves a chat page for browsers, or a script or style sheet of the page."""
     name = request.path_params.get("name", "index.html")
     if name not in _texts():
-        raise RequestError(404, f"Not Found: GET {PREFIX}{name[:200]}", code="not_found")
+        raise RequestError(404, f"Not Found: GET {PREFIX}{one_line(name)}", code="not_found")
     return Response(_texts()[name], media_type=TYPES[name.rpartition(".")[2]], headers=_HEADERS)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
 import socket
 import sys
@@ -234,6 +235,18 @@ def test_no_path_reaches_the_file_system(target: str, secret: Path, shared: Runn
         answer = everything(connection)
     assert answer.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 200 ")) and SECRET.encode() not in answer
     assert (b" 200 " in answer[:15]) == (target == "/?x={}")
+
+
+@pytest.mark.parametrize(
+    "request_line", ["GET /%00%1b[2J", "A /\u2028%E2%80%AE", "PUT /v1/models", "GET /page/%00", "GET /v1/models/%1b"]
+)
+def test_a_path_cannot_write_to_a_terminal(request_line: str, shared: Running) -> None:
+    """The message goes to the log and to the client's terminal."""
+    with connect(shared) as connection:
+        connection.sendall(f"{request_line} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n\r\n".encode())
+        status, _, body = everything(connection).partition(b"\r\n\r\n")
+    assert status.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 405 ", b"HTTP/1.1 400 "))
+    assert not body.startswith(b"{") or json.loads(body)["error"]["message"].isprintable()
 
 
 def test_no_field_names_a_file_or_brings_a_template(secret: Path, shared: Running) -> None:

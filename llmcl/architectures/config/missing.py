@@ -48,4 +48,4 @@ def refuse_architecture(name: str, what: str, known: Iterable[str]) -> NoReturn:
     needs = f", which has {_WHAT[name]}" if name in _WHAT else ""
     close = [] if name in _WHAT else get_close_matches(name, known, n=1, cutoff=0.85)
     near = f"the nearest it runs is {close[0]}; " if close else ""
-    unsupported(f"{what} {shown(name)}{needs}", f"{near}`llmcl models` lists what it runs")
+    unsupported(f"{what} {shown(name)}{needs}", f"{near}choose one that `llmcl models` lists")
