@@ -140,10 +140,8 @@ def test_numpys_numbers_are_numbers(kind: type) -> None:
 )
 def test_a_prompt_is_a_text_or_a_list(prompt: Any) -> None:
     """The messages of an iterator were lost; with a system prompt the model was asked that alone."""
-    cache = SimpleNamespace(max_context=9, sequence=lambda: None)
-    llm = LLM(
-        "m", SimpleNamespace(config=None, device=SimpleNamespace(spares=set()), cache=cache), "float32", "float32"
-    )  # type: ignore[arg-type]
+    cache, device = SimpleNamespace(max_context=9, sequence=lambda: None), SimpleNamespace(spares=set())
+    llm = LLM("m", SimpleNamespace(config=None, device=device, devices=[device], cache=cache), "float32", "float32")  # type: ignore[arg-type]
     with pytest.raises(UsageError, match=r"the prompt is .*expected text"):
         llm.encode(prompt, system_prompt="Be brief.")
     for work in llm.logits, llm.logprobs:
