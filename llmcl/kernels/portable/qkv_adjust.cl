@@ -53,6 +53,9 @@ void qkv_adjust(__global float* qkv, __global const float* bias, __global const 
             squares += v * v;
         }
         const float sum = reduce_sum(sum16(squares), scratch + place * LOCAL_SIZE, lid);
+#if ROTATE
+        barrier(CLK_GLOBAL_MEM_FENCE);  // the rotation writes pieces that other work-items have read
+#endif
         if (!has_norm) continue;
         const float scale = 1.0f / sqrt(NO_OVERFLOW(sum) / HEAD_DIM + EPS);
 #if VALUE_NORM
