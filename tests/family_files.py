@@ -17,7 +17,8 @@ from recurrent_weights import as_in_gguf, recurrent_of
 
 from llmcl.architectures.config import ModelConfig, RopeScaling
 from llmcl.architectures.families import FAMILIES
-from llmcl.architectures.families.blocks import Experts, UngatedMlp, layer_name
+from llmcl.architectures.families.blocks import Experts, layer_name
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import DeltaNet, Mamba, ShortConv
 
 WINDOW = 20  # of the models that have one; no multiple of a tile of keys
@@ -75,7 +76,7 @@ def _rows_of_mlp(config: ModelConfig, layer: int) -> int:
     (block,) = config.layers[layer]
     if isinstance(block, Experts):
         return block.settings.size
-    return block.rows(config) if isinstance(block, UngatedMlp) else 0
+    return config.intermediate_size if isinstance(block, PlainMlp) else 0
 
 
 def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = False) -> None:

@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.architectures.families import FAMILIES
-from llmcl.architectures.families.blocks import Attention, Experts, UngatedMlp, layer_name
+from llmcl.architectures.families.blocks import Attention, Experts, layer_name
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import (
     DeltaNet,
     DeltaSettings,
@@ -82,7 +83,7 @@ def _mamba_options(config: ModelConfig, of: MambaSettings) -> dict[str, Any]:
 
 def _nemotron_options(config: ModelConfig, of: MambaSettings) -> dict[str, Any]:
     """transformers clamps the time steps of a prompt, not of an answer, at time_step_min; other engines do not."""
-    names = {Mamba: "linear_attention", Attention: "full_attention", UngatedMlp: "mlp", Experts: "moe"}
+    names = {Mamba: "linear_attention", Attention: "full_attention", PlainMlp: "mlp", Experts: "moe"}
     return {
         "layers_block_type": [names[type(block)] for (block,) in config.layers],
         "mamba_num_heads": of.n_heads,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from llmcl.architectures.config import ModelConfig
-from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation, UngatedMlp
+from llmcl.architectures.families.blocks import Attention, Experts, GatedMlp, Heads, Rotation
 from llmcl.architectures.families.encoder import GeluMlp
 from llmcl.architectures.families.latent import LatentAttention
 from llmcl.architectures.families.parallel import ParallelAttention
@@ -140,7 +140,7 @@ def activation_shapes(
             for name, values in block.activations(config).items():
                 some[name] = chunk, max(values, some.get(name, (0, 0))[1])
     ffn = max([settings.shared_size for settings in experts], default=0)
-    ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, (GatedMlp, GeluMlp, UngatedMlp)))])
+    ffn = max([ffn, *(block.rows(config) for block in blocks if isinstance(block, (GatedMlp, GeluMlp)))])
     if any(isinstance(block, (ParallelAttention, PlainMlp)) for block in blocks):
         ffn = max(ffn, config.intermediate_size)
     return some | {

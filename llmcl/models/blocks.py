@@ -37,7 +37,6 @@ from llmcl.models.recurrent_blocks import (
 )
 from llmcl.ops.layer_inputs import gate_inputs
 from llmcl.ops.scale_rows import scale_rows
-from llmcl.ops.squared_relu import squared_relu
 from llmcl.runtime.device import Buffer, Launch
 
 
@@ -65,12 +64,6 @@ class MlpWeights(BlockWeights):
     down: Weight  # [hidden, intermediate]
     gate_up_bias: Buffer | None  # float32 [2, intermediate], gate and up
     down_bias: Buffer | None  # float32 [hidden]
-
-
-@dataclass(frozen=True)
-class UngatedMlpWeights(BlockWeights):
-    up: Weight  # [intermediate, hidden]
-    down: Weight  # [hidden, intermediate]
 
 
 @dataclass(frozen=True)
@@ -162,26 +155,6 @@ class MlpBlock(BoundBlock):
         yield from ops.add_linear(gated, weights.down, weights.post_norm, weights.down_bias)
 
 
-@dataclass(frozen=True)
-class UngatedMlpBlock(BoundBlock):
-    keeps = False
-    weights: UngatedMlpWeights
-
-    @property
-    def first_product(self) -> Weight:
-        return self.weights.up
-
-    @property
-    def why_separate(self) -> str:
-        return "its MLP has no gate"
-
-    def add(self, ops: LayerOps) -> Iterator[Launch]:
-        weights, ffn = self.weights, ops.act.ffn
-        yield from ops.norm_linear(weights.norm, weights.up, ffn)
-        yield from squared_relu(ops.device, ffn, weights.up.rows)
-        yield from ops.add_linear(ffn, weights.down, weights.post_norm, None)
-
-
 def weights_of(block: blocks.Block, **arrays: Weight | Buffer | None) -> BlockWeights:
     """Builds a block's weights from arrays named as in its `matrices` and `vectors`."""
     kind = WEIGHTS[type(block)]
@@ -202,7 +175,6 @@ WEIGHTS: dict[type[blocks.Block], Any] = {
     blocks.Factor: FactorWeights,
     blocks.LayerInput: LayerInputWeights,
     blocks.GatedMlp: MlpWeights,
-    blocks.UngatedMlp: UngatedMlpWeights,
     blocks.Experts: ExpertsWeights,
     ShortConv: ShortConvWeights,
     DeltaNet: DeltaNetWeights,
@@ -257,8 +229,6 @@ def bind_block(
         return CenterBlock(weights)
     if isinstance(block, blocks.Factor) and isinstance(weights, FactorWeights):
         return FactorBlock(weights)
-    if isinstance(block, blocks.UngatedMlp) and isinstance(weights, UngatedMlpWeights):
-        return UngatedMlpBlock(weights)
     if isinstance(block, blocks.LayerInput) and isinstance(weights, LayerInputWeights):
         return LayerInputBlock(weights, GATES[block.activation], layer)
     if isinstance(block, LayerNorm) and isinstance(weights, LayerNormWeights):

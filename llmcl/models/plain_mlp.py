@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.bound_block import BlockWeights, BoundBlock
 from llmcl.models.layer_ops import LayerOps
+from llmcl.ops.squared_relu import squared_relu
 from llmcl.ops.xielu import xielu
 from llmcl.runtime.device import Buffer, Launch
 
@@ -16,7 +17,7 @@ from llmcl.runtime.device import Buffer, Launch
 class PlainMlpWeights(BlockWeights):
     up: Weight  # [intermediate, hidden]
     down: Weight  # [hidden, intermediate]
-    curve: Buffer  # float32 [4], see `ops.xielu`
+    curve: Buffer | None  # float32 [4], see `ops.xielu`; None: max(x, 0)^2
 
 
 @dataclass(frozen=True)
@@ -35,5 +36,8 @@ class PlainMlpBlock(BoundBlock):
     def add(self, ops: LayerOps) -> Iterator[Launch]:
         weights, ffn = self.weights, ops.act.ffn
         yield from ops.norm_linear(weights.norm, weights.up, ffn)
-        yield from xielu(ops.device, ffn, weights.curve, weights.up.rows)
+        if weights.curve is None:
+            yield from squared_relu(ops.device, ffn, weights.up.rows)
+        else:
+            yield from xielu(ops.device, ffn, weights.curve, weights.up.rows)
         yield from ops.add_linear(ffn, weights.down, weights.post_norm, None)

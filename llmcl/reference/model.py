@@ -18,7 +18,6 @@ from llmcl.architectures.families.blocks import (
     LayerInput,
     OwnNorms,
     Rotation,
-    UngatedMlp,
     layer_name,
 )
 from llmcl.architectures.families.latent import KEYS, VALUES, LatentAttention
@@ -187,16 +186,15 @@ def forward(
         return biased(stored(gated), layer + "mlp.down")
 
     def plain_mlp(block: PlainMlp, layer: str, x: Array) -> Array:
-        alpha_p, alpha_n, beta, eps = (float(np.ravel(weights[layer + name])[0]) for name in CURVE)
         up = project(x, layer + "mlp.up")
+        if not block.curved:
+            return linear(stored(squared_relu(up)), weights[layer + "mlp.down_proj.weight"])
+        alpha_p, alpha_n, beta, eps = (float(np.ravel(weights[layer + name])[0]) for name in CURVE)
         activated = xielu(up, np.logaddexp(0.0, alpha_p), np.logaddexp(0.0, alpha_n), beta, eps)
         return linear(stored(activated), weights[layer + "mlp.down_proj.weight"])
 
     def attend_beside(block: ParallelAttention, layer: str, x: Array) -> Array:
         return attend(block, layer, x) + gated_mlp(MLP, layer, x)
-
-    def ungated_mlp(block: UngatedMlp, layer: str, x: Array) -> Array:
-        return biased(stored(squared_relu(project(x, layer + "mlp.up"))), layer + "mlp.down")
 
     def mixture(block: Experts, layer: str, x: Array) -> Array:
         ids, shares = choose(block, layer, x)
@@ -303,7 +301,6 @@ def forward(
         ParallelAttention: attend_beside,
         PlainMlp: plain_mlp,
         GatedMlp: gated_mlp,
-        UngatedMlp: ungated_mlp,
         Experts: mixture,
         ShortConv: convolve,
         DeltaNet: delta_net,

@@ -20,7 +20,6 @@ from llmcl.architectures.families.blocks import (
     GatedMlp,
     QueryScale,
     Scores,
-    UngatedMlp,
 )
 from llmcl.architectures.families.family import Family, LayerSettings
 from llmcl.architectures.families.parallel import ParallelAttention
@@ -147,11 +146,11 @@ def _features(family: Family) -> list[str]:
     features.append("multipliers" if family.multipliers else "")
     features.append("a factor of each layer" if any(isinstance(block, Factor) for block in blocks) else "")
     for block in blocks:
-        features.append("xIELU without a gate" if isinstance(block, PlainMlp) else "")
+        if isinstance(block, PlainMlp):
+            features.append("xIELU without a gate" if block.curved else "a squared ReLU without a gate")
         if isinstance(block, GatedMlp):
             features.append("biases of the MLP" if block.bias else "")
-        if isinstance(block, UngatedMlp) or (isinstance(block, Experts) and block.gate is None):
-            features.append("an MLP without a gate")
+        features.append("experts without a gate" if isinstance(block, Experts) and block.gate is None else "")
         if isinstance(block, (GatedMlp, Experts)):
             features.append(
                 {"silu": "", "gelu_tanh": "GELU", "clamped_swiglu": "a clamped gate"}.get(block.activation, "")

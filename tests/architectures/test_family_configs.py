@@ -15,7 +15,8 @@ from made_configs import GGUF_METADATA, HF_CONFIG, from_gguf, gguf_of, hf
 from llmcl.architectures.config import GgufFactors, ModelConfig, RopeScaling, config_from_gguf, config_from_hf
 from llmcl.architectures.config.encoder import ENCODERS
 from llmcl.architectures.families import FAMILIES
-from llmcl.architectures.families.blocks import Attention, Experts, ExpertSettings, Heads, QueryScale, UngatedMlp
+from llmcl.architectures.families.blocks import Attention, Experts, ExpertSettings, Heads, QueryScale
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import DeltaNet, DeltaSettings, Mamba, MambaSettings, ShortConv
 from llmcl.errors import CheckpointError, UnsupportedModelError
 from llmcl.models.kv_cache import kv_bytes_per_position
@@ -516,7 +517,7 @@ def nemotron(pattern: str = "M-M*E", **changes: Any) -> ModelConfig:
 def test_nemotron_has_one_block_a_layer():
     config = nemotron()
     kinds = [type(block) for (block,) in config.layers]
-    assert kinds == [Mamba, UngatedMlp, Mamba, Attention, Experts] and config.rms_norm_eps == 1e-5
+    assert kinds == [Mamba, PlainMlp, Mamba, Attention, Experts] and config.rms_norm_eps == 1e-5
     assert config.heads(3) == Heads(2, 128) and config.attention(3).rotation == "none"
     assert config.layers[0][0] == Mamba(settings=MambaSettings(64, 64, 8, 128))
     settings = experts_of(config)[4].settings
@@ -551,7 +552,7 @@ def test_gguf_says_which_layers_of_a_nemotron_are_mlps():
     names = {f"nemotron_h.{key}": value for key, value in sizes.items()}
     config = config_from_gguf(gguf_of("nemotron_h", **names), ["token_embd.weight"])
     kinds = [type(block) for (block,) in config.layers]
-    assert kinds == [Mamba, UngatedMlp, Attention, Mamba] and config.intermediate_size == 256
+    assert kinds == [Mamba, PlainMlp, Attention, Mamba] and config.intermediate_size == 256
     with pytest.raises(CheckpointError, match="feed_forward_length"):
         config_from_gguf(gguf_of("nemotron_h", **names | {"nemotron_h.feed_forward_length": 256}), [])
 

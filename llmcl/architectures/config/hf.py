@@ -32,7 +32,7 @@ from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.config.recurrent import parts_from_hf, recurrent_from_hf
 from llmcl.architectures.config.rope import query_scale_from_hf, rope_from_hf, rotary_dim_keys
 from llmcl.architectures.families import FAMILIES, TEXT_PARTS, TextPart
-from llmcl.architectures.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation, UngatedMlp
+from llmcl.architectures.families.blocks import Activation, Experts, GatedMlp, Heads, Rotation
 from llmcl.architectures.families.family import Family, LayerSettings
 from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.errors import shown
@@ -271,14 +271,12 @@ def _refuse_features(read: Reader, family: Family) -> None:
     visible = (False, "vision", True) if family.bidirectional else (False, "vision")
     if read.get("use_bidirectional_attention", False) not in visible:
         unsupported("attention to later tokens (use_bidirectional_attention)")
-    kinds = Experts, GatedMlp, PlainMlp, UngatedMlp
+    kinds = Experts, GatedMlp, PlainMlp
     mlp = next((block for block in family.layer(LayerSettings()) if isinstance(block, kinds)), GatedMlp())
     activation: Activation
     match mlp:
         case PlainMlp():
-            activation = "xielu"
-        case UngatedMlp():
-            activation = "relu2"
+            activation = "xielu" if mlp.curved else "relu2"
         case _:
             activation = mlp.activation
     key, known = _ACTIVATIONS[activation]

@@ -258,23 +258,6 @@ class GatedMlp(Block):
 
 
 @dataclass(frozen=True)
-class UngatedMlp(Block):
-    """down(max(up(x), 0)^2)."""
-
-    norm: str | None = "post_attention_layernorm"
-
-    def rows(self, sizes: Sizes) -> int:
-        return sizes.intermediate_size
-
-    def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
-        hidden, ffn = sizes.hidden_size, self.rows(sizes)
-        return {
-            "up": MatrixPlan("up", hidden, ("mlp.up_proj.weight",), (ffn,)),
-            "down": MatrixPlan("down", ffn, ("mlp.down_proj.weight",), (hidden,)),
-        }
-
-
-@dataclass(frozen=True)
 class LayerInput(Block):
     """x += post_norm(output(activation(gate(x)) * per-layer token embedding)): see `ModelConfig`."""
 

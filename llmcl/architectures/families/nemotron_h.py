@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from llmcl.architectures.families.blocks import Attention, Block, Experts, Layer, UngatedMlp
+from llmcl.architectures.families.blocks import Attention, Block, Experts, Layer
 from llmcl.architectures.families.family import ExpertKeys, Family, LayerSettings
+from llmcl.architectures.families.plain_mlp import PlainMlp
 from llmcl.architectures.families.recurrent import Mamba, MambaSettings
 
 _UP, _DOWN = (f"mixer.experts.{{}}.{name}_proj" for name in ("up", "down"))
@@ -14,7 +15,7 @@ def layer(settings: LayerSettings) -> Layer:
     mixer: Block = Attention(rotation="none")
     if isinstance(settings.recurrent, MambaSettings):
         mixer = Mamba(settings=settings.recurrent)
-    mlp: Block = UngatedMlp(norm=_NORM)
+    mlp: Block = PlainMlp(_NORM, curved=False)
     if settings.experts is not None:
         mlp = Experts(
             _NORM, settings=settings.experts, activation="relu2", gate=None, up=_UP, down=_DOWN, shared=_SHARED

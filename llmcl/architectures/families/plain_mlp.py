@@ -1,4 +1,4 @@
-"""An MLP without a gate, with the activation xIELU."""
+"""An MLP without a gate."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ CURVE = tuple(f"mlp.act_fn.{name}" for name in ("alpha_p", "alpha_n", "beta", "e
 @dataclass(frozen=True)
 class PlainMlp(Block):
     """down(xielu(up(x))), with a learned curve per layer (Huang and Schlag, "Deriving Activation Functions Using
-    Integration", 2024).
+    Integration", 2024), or down(max(up(x), 0)^2).
     """
 
     norm: str | None = "post_attention_layernorm"
+    curved: bool = True  # xIELU; False: max(x, 0)^2
 
     def matrices(self, sizes: Sizes) -> dict[str, MatrixPlan]:
         hidden, ffn = sizes.hidden_size, sizes.intermediate_size
@@ -25,4 +26,4 @@ class PlainMlp(Block):
         }
 
     def vectors(self, sizes: Sizes) -> dict[str, Shapes]:
-        return super().vectors(sizes) | {"curve": dict.fromkeys(CURVE, (1,))}
+        return super().vectors(sizes) | {"curve": dict.fromkeys(CURVE, (1,)) if self.curved else {}}
