@@ -49,8 +49,8 @@ def stacked_experts(config: ModelConfig, weights: Mapping[str, NDArray[Any]]) ->
             gate, up, down = (
                 stacked.pop(layer_name(i, f"{block.shared}.{name}_proj.weight")) for name in ("gate", "up", "down")
             )
-            stacked[layer_name(i, f"{block.shared}.input_linear.weight")] = np.concatenate([gate, up])
-            stacked[layer_name(i, f"{block.shared}.output_linear.weight")] = down
+            stacked[layer_name(i, "shared_mlp.input_linear.weight")] = np.concatenate([gate, up])
+            stacked[layer_name(i, "shared_mlp.output_linear.weight")] = down
     for i in range(config.n_layers if config.architecture == "granitemoehybrid" and not experts_of(config) else 0):
         gate, up, down = (stacked.pop(layer_name(i, f"mlp.{name}_proj.weight")) for name in ("gate", "up", "down"))
         stacked[layer_name(i, "shared_mlp.input_linear.weight")] = np.concatenate([gate, up])

@@ -265,8 +265,6 @@ def gguf_tensors(
         if block.has_shared_gate:
             gate = stacked.pop(layer_name(i, f"{block.shared_gate}.weight"))
             yield f"blk.{i}.ffn_gate_inp_shexp.weight", gate[0]
-    for name in [name for name in stacked if name.endswith("e_score_correction_bias")]:
-        stacked[name.replace("correction_bias", "correction.bias")] = stacked.pop(name)
     for name, values in as_in_gguf(config, latent_in_gguf(config, stacked, joined=joined_heads)).items():
         has_offset = name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight")
         stored = values + np.float32(config.norm_offset) if has_offset else values

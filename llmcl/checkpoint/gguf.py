@@ -399,7 +399,7 @@ def _hf_names(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Map
         hf_modules = (layer_names.get(part, part) for part in _FUSED.get(module, (module,)))
         return tuple(f"model.layers.{index}.{name}.{suffix}" for name in hf_modules)
     module, _, suffix = gguf_name.rpartition(".")
-    names = {**layer_names, **MODULE_NAMES}
+    names = {**MODULE_NAMES, **layer_names}
     if module not in names or names[module] not in MODULE_NAMES.values():
         raise UnsupportedModelError(f"tensor {shown(gguf_name)} is not part of any architecture that llmcl supports.")
     return (f"{names[module]}.{suffix}",)
