@@ -119,7 +119,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "command a with biases": (
         "cohere2",
-        {"attention_bias": True, "head_dim": None, "sliding_window": 9, "num_hidden_layers": 4},
+        {"attention_bias": True, "sliding_window": 9, "num_hidden_layers": 4},
     ),
     "llama4": (
         "llama4_text",
