@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from llmcl.engine import loading
+from llmcl.models import stages
 from llmcl.models.model import Model
 
 
 def load_for_decode(patch: pytest.MonkeyPatch) -> None:
     """Models that are loaded get no launches that read prompts, whose programs are more than those of decode."""
-    patch.setattr(loading, "Model", partial(Model, step_rows=1))
+    patch.setattr(stages, "Model", partial(Model, step_rows=1))
 
 
 def step_logits(model: Model, n_prompt: int, n_steps: int) -> NDArray[np.float32]:

@@ -102,7 +102,7 @@ def test_every_portable_kernel_is_compiled() -> None:
         *("biased_gate", "rope_table", "short_conv", "zero_rows"),
         *("add_positions", "bias_gelu", "layer_norm", "pool"),  # for embeddings
         *("gate_inputs", "last_row", "layer_inputs", "scale_rows", "scale_shares"),  # Gemma 4's
-        *("center_rows", "xielu"),  # Cohere's, Apertus'
+        *("center_rows", "mamba_inputs", "squared_relu", "xielu"),  # Cohere's, Mamba's, Nemotron's, Apertus'
         "sample_largest",  # a CPU's
         "delta_rule",  # a CPU's; a GPU takes delta_token and delta_chunks, but for heads that these do not have
     )

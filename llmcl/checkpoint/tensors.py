@@ -20,10 +20,7 @@ from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 
 # llmcl computes with tensors under these names. An unexpected name means a feature (a bias, a further norm, one more
 # layer) that would silently be left out.
-_COMPUTED_PARTS = (
-    *("model.embed_tokens.", "model.layers.", "model.norm.", "lm_head."),
-    *("model.embed_tokens_per_layer.", "model.per_layer_"),
-)
+_COMPUTED_PARTS = ("model.embed_", "model.layers.", "model.norm.", "lm_head.", "model.per_layer_")
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant in old checkpoints
 
 

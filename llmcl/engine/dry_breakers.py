@@ -18,10 +18,17 @@ MAX_KEPT = 16
 def checked_breakers(strings: object) -> tuple[str, ...]:
     """Returns the strings as a tuple. Raises UsageError for anything else."""
     few = isinstance(strings, (list, tuple)) and len(strings) <= MAX_STRINGS
-    if not few or not all(isinstance(each, str) and 0 < len(each.encode()) <= MAX_BYTES for each in strings):  # type: ignore[attr-defined]
-        expected = f"a list of up to {MAX_STRINGS} strings of 1 to {MAX_BYTES} bytes"
+    if not few or not all(map(_is_breaker, strings)):  # type: ignore[call-overload]
+        expected = f"a list of up to {MAX_STRINGS} strings of 1 to {MAX_BYTES} bytes in UTF-8"
         raise UsageError(f"dry_sequence_breakers is {shown(strings)}; expected {expected}")
     return tuple(strings)  # type: ignore[arg-type]
+
+
+def _is_breaker(text: object) -> bool:
+    try:
+        return isinstance(text, str) and 0 < len(text.encode()) <= MAX_BYTES
+    except UnicodeEncodeError:  # half a surrogate pair
+        return False
 
 
 class _Vocabulary:

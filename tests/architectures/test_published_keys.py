@@ -119,7 +119,7 @@ def test_llama4() -> None:
         config_from_hf({**LLAMA4, "num_experts_per_tok": 2})
     with pytest.raises(CheckpointError, match="moe_layers is 3, expected a list of layers"):
         config_from_hf({**LLAMA4, "moe_layers": 3})
-    with pytest.raises(UnsupportedModelError, match=r"'llama4', which has no keys .*take the safetensors\); `llmcl"):
+    with pytest.raises(UnsupportedModelError, match=r"'llama4', which has no keys .*take the safetensors\); choose"):
         config_from_gguf({"general.architecture": "llama4"}, [])
 
 

@@ -200,7 +200,7 @@ def test_rope_factors_go_to_the_configuration(hf_files, gguf_files, tmp_path):
         ("blk.0.attn_q.bias", (64,), CheckpointError, r"layers\.0\.self_attn\.k_proj\.bias is missing"),
         ("blk.2.attn_q.weight", (64, 64), UnsupportedModelError, "2 layers"),
         ("blk.0.ffn_gate_inp.weight", (8, 64), UnsupportedModelError, r"mlp\.gate\.weight"),
-        ("position_embd.weight", (128, 64), UnsupportedModelError, "position_embd"),
+        ("position_embd.weight", (128, 64), UnsupportedModelError, "embed_positions"),
         ("blk.0.attn_q.weight", (32, 64), CheckpointError, r"q_proj\.weight.*\[32, 64\].*\[64, 64\]"),
         ("model.norm.weight", (64,), UnsupportedModelError, r"'model\.norm\.weight'"),
     ],

@@ -88,7 +88,7 @@ def test_a_conversation_that_goes_on_has_the_text_before(smollm2: LLM) -> None:
     assert again == smollm2.generate(PROMPT, **DRY).token_ids
 
 
-@pytest.mark.parametrize("strings", ["\n", ["a" * 41], [""], [5], ["a"] * 65])
+@pytest.mark.parametrize("strings", ["\n", ["a" * 41], [""], [5], ["a"] * 65, ["\ud800"]])
 def test_strings_that_cannot_be_breakers(strings: Any) -> None:
     with pytest.raises(UsageError, match=r"dry_sequence_breakers is .* expected a list of up to 64 strings of 1 to 40"):
         AnswerOptions(dry_sequence_breakers=strings)
