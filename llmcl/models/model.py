@@ -236,12 +236,13 @@ class Model:
 
     def _reread(self, sequence: SequenceState) -> None:
         """Reads the sequence again if its next token, which the device holds, changes the rotary frequencies."""
+        if sequence.position < self.cache.frequencies_end(sequence):
+            return
         ids = [*sequence.token_ids]
-        if len(ids) >= self.cache.frequencies_end(sequence):
-            token = self.device.read(self.step.tokens, np.int32, (1,))
-            self.cache.choose_frequencies(sequence, len(ids) + 1)
-            self.extend(sequence, ids)
-            self.step.write_tokens(token, len(ids))
+        token = self.device.read(self.step.tokens, np.int32, (1,))
+        self.cache.choose_frequencies(sequence, len(ids) + 1)
+        self.extend(sequence, ids)
+        self.step.write_tokens(token, len(ids))
 
     def _begin(self, step: Step, n_steps: int = 1) -> None:
         """Sends the step's inputs to the device: pages, and tokens that the device does not hold yet.

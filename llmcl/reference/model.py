@@ -261,14 +261,19 @@ def forward(
         y, _ = short_conv(rows, taps, np.zeros_like(taps[1:]), weights.get(layer + "conv.conv.bias"))
         return biased(stored(y), layer + "conv.out")
 
-    def delta_net(block: DeltaNet, layer: str, x: Array) -> Array:
-        settings, prefix = block.settings, layer + "linear_attn."
+    def mixer_inputs(block: DeltaNet | Mamba, layer: str, prefix: str, x: Array) -> tuple[Array, Array, Array]:
+        """Returns the projected rows, the convolution's taps and the heads' decays."""
         plan = block.matrices(config)["projection"]
         parts = zip(plan.tensors, plan.tensor_rows, plan.runs_of_tensors, strict=True)
         inputs = (weights[layer + name][slice(None) if runs is None else runs.rows(0, n)] for name, n, runs in parts)
         rows = stored(np.concatenate([linear(x, values) for values in inputs], axis=1))
-        taps = wide(weights[prefix + "conv1d.weight"]).T
-        decays = -np.exp(wide(weights[prefix + "A_log"])) if settings.log_decays else wide(weights[prefix + "A"])
+        is_log = block.settings.log_decays
+        decays = -np.exp(wide(weights[prefix + "A_log"])) if is_log else wide(weights[prefix + "A"])
+        return rows, wide(weights[prefix + "conv1d.weight"]).T, decays
+
+    def delta_net(block: DeltaNet, layer: str, x: Array) -> Array:
+        settings, prefix = block.settings, layer + "linear_attn."
+        rows, taps, decays = mixer_inputs(block, layer, prefix, x)
         scalars = np.stack([decays, wide(weights[prefix + "dt_bias"])])
         qkv, gates, _ = delta_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), n_k=settings.n_k, d_k=settings.d_k)
         state = np.zeros((settings.n_v, settings.d_k, settings.d_v))
@@ -279,12 +284,7 @@ def forward(
 
     def mamba(block: Mamba, layer: str, x: Array) -> Array:
         settings, prefix = block.settings, layer + "mamba."
-        plan = block.matrices(config)["projection"]
-        parts = zip(plan.tensors, plan.tensor_rows, plan.runs_of_tensors, strict=True)
-        inputs = (weights[layer + name][slice(None) if runs is None else runs.rows(0, n)] for name, n, runs in parts)
-        rows = stored(np.concatenate([linear(x, values) for values in inputs], axis=1))
-        taps = wide(weights[prefix + "conv1d.weight"]).T
-        decays = -np.exp(wide(weights[prefix + "A_log"])) if settings.log_decays else wide(weights[prefix + "A"])
+        rows, taps, decays = mixer_inputs(block, layer, prefix, x)
         scalars = np.stack([decays, wide(weights[prefix + "dt_bias"]), wide(weights[prefix + "D"])])
         bias, limits = weights.get(prefix + "conv1d.bias"), (settings.least_step, settings.most_step)
         xbc, gates, _ = mamba_inputs(rows, taps, scalars, np.zeros_like(taps[1:]), bias, limits)
