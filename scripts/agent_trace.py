@@ -116,15 +116,16 @@ class Client:
                         delta = choice.get("delta") or {}
                         if text := delta.get("content") or delta.get("reasoning_content"):
                             texts.append(text)
-                            if first is None:
-                                first = time.perf_counter()
-                                on_first()
+                        # The tokens of an answer may be half a character or special: then its end is all that shows.
+                        if first is None and (text or choice.get("finish_reason")):
+                            first = time.perf_counter()
+                            on_first()
                     if stop_after is not None and len(texts) >= stop_after:
                         return None
         except (OSError, HTTPException, ValueError) as error:
             raise ServerError(f"http://{self._host} cannot be used ({one_line(str(error))})") from error
         if first is None or "prompt_tokens" not in usage:
-            raise ServerError(f"http://{self._host} gave no text, or no usage; expected both")
+            raise ServerError(f"http://{self._host} gave no end of an answer, or no usage; expected both")
         cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
         ms = 1e3 * (first - begun)
         return Answer("".join(texts), usage["prompt_tokens"], cached, usage["completion_tokens"], ms)
