@@ -24,6 +24,7 @@ ROOMS = (
     "ops",
     "attention",
     "models",
+    "vision",
     "speculation",
     "engine",
     "convert",

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "reading.md"
 MOST_FILES, MOST_LINES = 45, 8000
 OPTIONAL = (
-    *("serve", "tools", "convert", "cli", "grammar", "speculation", "attention"),
+    *("serve", "tools", "convert", "cli", "grammar", "speculation", "vision", "attention"),
     *("kernels.cpu", "kernels.intel", "kernels.nvidia"),
 )
 HOOKED_ROOMS = "engine.", "models."  # they import speculation and grammar through hooks alone
