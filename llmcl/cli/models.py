@@ -25,14 +25,13 @@ def models(format: opt.Format = "text") -> None:
 
     table = new_table()
     table.add_column("family", no_wrap=True)
-    table.add_column("for example", overflow="fold")
+    table.add_column("models", overflow="fold")
     for name in ("parameters", "bf16", "Q4"):
         table.add_column(name, justify="right", no_wrap=True)
     for family in listed["families"]:
-        rows = family["examples"] or [None]
-        for at, example in enumerate(rows):
-            name = "" if at else family["model_type"]
-            table.add_row(name, *(_cells(example) if example else ("", "", "", "")))
+        table.add_row(family["model_type"], family["models"], "", "", "")
+        for example in family["examples"]:
+            table.add_row("", *_cells(example))
     out = console()
     out.print(table)
     for line in _lines(listed):
@@ -41,7 +40,7 @@ def models(format: opt.Format = "text") -> None:
 
 def _cells(example: dict[str, Any]) -> tuple[str, ...]:
     sizes = (f"{example[name] / 1e9:.1f} GB" for name in ("bf16_bytes", "q4_bytes"))
-    return (example["name"], f"{example['parameters'] / 1e9:.1f} B", *sizes)
+    return (f"  {example['name']}", f"{example['parameters'] / 1e9:.1f} B", *sizes)
 
 
 def _lines(listed: dict[str, Any]) -> list[str]:

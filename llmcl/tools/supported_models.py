@@ -50,7 +50,7 @@ _WINDOWS = {"none": "", "all": "a window", "switched": "a window", "late": "a wi
 _WINDOWS["unrotated"] = "a window in layers without rotation"
 # Families of which a published model was opened and its answers compared. The others were tested with random weights,
 # in folders as transformers writes them and in GGUF files with the keys of llama.cpp's converter.
-_PUBLISHED = ("llama",)
+_PUBLISHED = ("llama", "bert")
 
 
 def supported_models() -> dict[str, Any]:
@@ -89,6 +89,7 @@ def _described(name: str, family: Family, examples: list[dict[str, Any]]) -> dic
         "model_type": name,
         "class": family.hf_class,
         "gguf": family.gguf_name,
+        "models": family.models,
         "about": about,
         "examples": examples,
         "tested_with": "a published model" if name in _PUBLISHED else "random weights",

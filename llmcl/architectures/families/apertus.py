@@ -31,4 +31,5 @@ FAMILY = Family(
             "high_freq_factor": 4.0,
         },
     },
+    models="Apertus 8B, 70B",
 )

@@ -38,4 +38,5 @@ FAMILY = Family(
         "attn_output_norm": "self_attn.norm",
         "layer_output_norm": "mlp.norm",
     },
+    models="BERT, MiniLM, bge, e5, gte",
 )

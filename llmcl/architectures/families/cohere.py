@@ -14,4 +14,5 @@ FAMILY = replace(
     unrotated_full=False,
     defaults={key: value for key, value in cohere2.FAMILY.defaults.items() if key != "sliding_window"}
     | {"rope_theta": 500000.0},
+    models="Command R, Aya 23, Aya Expanse",
 )

@@ -34,4 +34,5 @@ FAMILY = Family(
         "tie_word_embeddings": True,
         "sliding_window": 4096,
     },
+    models="Command A, Command R7B",
 )

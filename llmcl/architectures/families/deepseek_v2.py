@@ -30,4 +30,5 @@ FAMILY = replace(  # GGUF files share V3's name and state the router's scoring
         "first_k_dense_replace": 0,
         "max_position_embeddings": 2048,
     },
+    models="DeepSeek-V2, V2-Lite, Coder-V2",
 )

@@ -68,4 +68,5 @@ FAMILY = Family(
         "v_head_dim": 128,
         "max_position_embeddings": 4096,
     },
+    models="DeepSeek-V3, R1",
 )

@@ -18,4 +18,5 @@ FAMILY = Family(
         "rope_theta": 500000.0,
         "tie_word_embeddings": True,
     },
+    models="ERNIE 4.5 0.3B",
 )

@@ -43,4 +43,5 @@ FAMILY = replace(
         "moe_num_shared_experts": 2,
         "moe_layer_start_index": 1,
     },
+    models="ERNIE 4.5 21B-A3B, 300B-A47B",
 )

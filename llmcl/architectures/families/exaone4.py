@@ -33,4 +33,5 @@ FAMILY = Family(
         "rms_norm_eps": 1e-5,
         "sliding_window": 4096,
     },
+    models="EXAONE 4 1.2B, 32B",
 )

@@ -47,4 +47,5 @@ FAMILY = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
+    models="Gemma 2 2B, 9B, 27B",
 )

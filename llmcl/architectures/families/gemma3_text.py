@@ -43,4 +43,5 @@ FAMILY = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
+    models="Gemma 3 270M to 27B, EmbeddingGemma",
 )

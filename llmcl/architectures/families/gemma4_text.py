@@ -96,4 +96,5 @@ FAMILY = Family(
         "bos_token_id": 2,
         "eos_token_id": 1,
     },
+    models="Gemma 4 31B, 26B-A4B, E2B, E4B",
 )

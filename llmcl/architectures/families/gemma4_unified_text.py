@@ -17,4 +17,5 @@ FAMILY = replace(
         "max_position_embeddings": 262144,
         "sliding_window": 1024,
     },
+    models="Gemma 4 12B",
 )

@@ -45,4 +45,5 @@ FAMILY = Family(
         "routed_scaling_factor": 1.0,
         "first_k_dense_replace": 1,
     },
+    models="GLM-4.5, 4.6, 4.7, GLM-4.5-Air",
 )

@@ -27,4 +27,5 @@ FAMILY = replace(  # GGUF files use DeepSeek's name
         "max_position_embeddings": 202752,
         "rms_norm_eps": 1e-5,
     },
+    models="GLM-4.7-Flash",
 )

@@ -60,4 +60,5 @@ FAMILY = Family(
         "sliding_window": 128,
         "attention_bias": True,
     },
+    models="gpt-oss 20b, 120b",
 )

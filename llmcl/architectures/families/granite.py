@@ -10,4 +10,5 @@ FAMILY = Family(
     biases=("attention_bias", "mlp_bias"),
     multipliers=True,
     gguf_interleaves_rope=True,
+    models="Granite 3, Granite 4 without Mamba",
 )

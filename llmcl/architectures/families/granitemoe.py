@@ -45,4 +45,5 @@ FAMILY = Family(
         "ffn_down_shexp": f"{_SHARED}.down_proj",
     },
     defaults={"num_local_experts": 8, "num_experts_per_tok": 2},
+    models="Granite 3 1B-A400M, 3B-A800M",
 )

@@ -59,4 +59,5 @@ FAMILY = replace(
         "mamba_d_conv": 4,
         "mamba_expand": 2,
     },
+    models="Granite 4 H Micro, Tiny, Small, 350M, 1B",
 )

@@ -6,4 +6,9 @@ from dataclasses import replace
 
 from llmcl.architectures.families import granitemoe
 
-FAMILY = replace(granitemoe.FAMILY, hf_class="GraniteMoeSharedForCausalLM", gguf_name=None)
+FAMILY = replace(
+    granitemoe.FAMILY,
+    hf_class="GraniteMoeSharedForCausalLM",
+    gguf_name=None,
+    models="Granite 3 MoE with a shared expert",
+)

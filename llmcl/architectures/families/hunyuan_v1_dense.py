@@ -23,4 +23,5 @@ FAMILY = Family(
     rope_alpha=True,
     modules={"self_attn.query_layernorm": "self_attn.q_norm", "self_attn.key_layernorm": "self_attn.k_norm"},
     defaults={"rms_norm_eps": 1e-5},
+    models="Hunyuan 0.5B to 7B",
 )

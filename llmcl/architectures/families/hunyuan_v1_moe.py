@@ -26,4 +26,5 @@ FAMILY = replace(
     gguf_modules={"ffn_gate_inp": _ROUTER}
     | {f"ffn_{name}_shexp": f"{_SHARED}.{name}_proj" for name in ("gate", "up", "down")},
     defaults={"rms_norm_eps": 1e-5, "num_experts": 1, "moe_topk": 1},
+    models="Hunyuan A13B",
 )

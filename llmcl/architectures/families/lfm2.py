@@ -46,4 +46,5 @@ FAMILY = Family(
         "block_ffn_dim_multiplier": 1.0,
         "tie_word_embeddings": True,
     },
+    models="LFM2, LFM2.5 350M to 2.6B",
 )

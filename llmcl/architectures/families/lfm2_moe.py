@@ -49,4 +49,5 @@ FAMILY = replace(
         "num_experts_per_tok": 4,
         "num_dense_layers": 2,
     },
+    models="LFM2 8B-A1B",
 )

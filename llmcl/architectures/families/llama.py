@@ -10,4 +10,5 @@ FAMILY = Family(
     biases=("attention_bias", "mlp_bias"),
     gguf_experts="mixtral",
     gguf_interleaves_rope=True,
+    models="Llama 1 to 3.3, SmolLM2, TinyLlama",
 )

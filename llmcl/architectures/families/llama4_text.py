@@ -65,4 +65,5 @@ FAMILY = Family(
         "floor_scale": 8192,
         "attn_scale": 0.1,
     },
+    models="Llama 4 Scout, Maverick",
 )

@@ -39,4 +39,5 @@ FAMILY = Family(
         "num_local_experts": 256,
         "num_experts_per_tok": 8,
     },
+    models="MiniMax M2",
 )

@@ -25,4 +25,5 @@ FAMILY = Family(
             "llama_4_scaling_beta": 0.1,
         },
     },
+    models="Ministral 3 3B, 8B, 14B",
 )

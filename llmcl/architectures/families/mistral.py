@@ -9,4 +9,5 @@ FAMILY = Family(
     gguf_name=None,
     windows="all",
     defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096},
+    models="Mistral 7B, Nemo, Mistral Small 3, Devstral",
 )

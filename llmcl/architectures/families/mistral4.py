@@ -38,4 +38,5 @@ FAMILY = replace(
             "llama_4_scaling_beta": 0.1,
         },
     },
+    models="Mistral 4",
 )

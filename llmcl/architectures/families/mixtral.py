@@ -40,4 +40,5 @@ FAMILY = Family(
         "num_local_experts": 8,
         "num_experts_per_tok": 2,
     },
+    models="Mixtral 8x7B, 8x22B",
 )

@@ -53,4 +53,5 @@ FAMILY = Family(
         "qk_scale_factor": 3.87,
         "output_multiplier": 0.19611613513818404,
     },
+    models="Muse Glimmer",
 )

@@ -92,4 +92,5 @@ FAMILY = Family(
         "moe_intermediate_size": 7688,
         "moe_shared_expert_intermediate_size": 7688,
     },
+    models="Nemotron-H, Nemotron Nano 2, Nemotron 3 Nano",
 )

@@ -29,4 +29,5 @@ FAMILY = Family(
     gguf_windowed="olmo3",
     gguf_modules={"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"},
     defaults={"rms_norm_eps": 1e-5},
+    models="OLMo 2 1B to 32B",
 )

@@ -14,4 +14,5 @@ FAMILY = replace(
     local_rope=True,
     gguf_windowed=None,
     defaults={"rms_norm_eps": 1e-5, "rope_theta": 500000.0, "sliding_window": 4096},
+    models="OLMo 3 7B, 32B",
 )

@@ -25,4 +25,5 @@ FAMILY = Family(
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,
     },
+    models="OLMoE 1B-7B",
 )

@@ -23,4 +23,5 @@ FAMILY = Family(
         "original_max_position_embeddings": 4096,
         "rms_norm_eps": 1e-5,
     },
+    models="Phi-3, Phi-3.5-mini, Phi-4, Phi-4-mini",
 )

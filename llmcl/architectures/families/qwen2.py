@@ -22,4 +22,5 @@ FAMILY = Family(
         "sliding_window": 4096,
         "max_window_layers": 28,
     },
+    models="Qwen2, Qwen2.5, R1-Distill-Qwen",
 )

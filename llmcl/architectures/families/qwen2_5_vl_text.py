@@ -19,4 +19,5 @@ FAMILY = replace(
         "rope_theta": 1000000.0,
         "max_window_layers": 80,
     },
+    models="Qwen2.5-VL 3B to 72B",
 )

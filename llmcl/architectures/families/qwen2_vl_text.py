@@ -6,4 +6,9 @@ from dataclasses import replace
 
 from llmcl.architectures.families import qwen2_5_vl_text
 
-FAMILY = replace(qwen2_5_vl_text.FAMILY, hf_class="Qwen2VLTextModel", gguf_name=None)
+FAMILY = replace(
+    qwen2_5_vl_text.FAMILY,
+    hf_class="Qwen2VLTextModel",
+    gguf_name=None,
+    models="Qwen2-VL 2B to 72B",
+)

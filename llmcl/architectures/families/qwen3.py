@@ -21,4 +21,5 @@ FAMILY = Family(
     biases=("attention_bias",),
     windows="late",
     defaults={**qwen2.FAMILY.defaults, "head_dim": 128},
+    models="Qwen3 0.6B to 32B, Qwen3-Embedding",
 )

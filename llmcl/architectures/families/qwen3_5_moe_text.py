@@ -33,4 +33,5 @@ FAMILY = replace(
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
     },
+    models="Qwen 3.5 35B-A3B",
 )

@@ -44,4 +44,5 @@ FAMILY = Family(
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     },
+    models="Qwen 3.5 dense",
 )

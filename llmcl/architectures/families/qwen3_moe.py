@@ -27,4 +27,5 @@ FAMILY = Family(
         "moe_intermediate_size": 768,
         "norm_topk_prob": False,
     },
+    models="Qwen3 30B-A3B, 235B-A22B, Qwen3-Coder",
 )

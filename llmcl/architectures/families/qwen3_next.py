@@ -21,4 +21,5 @@ FAMILY = replace(
         "ssm_ba": "linear_attn.in_proj_ba",
     },
     defaults={**_MOE.defaults, "num_local_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True},
+    models="Qwen3-Next 80B-A3B",
 )

@@ -26,4 +26,5 @@ FAMILY = replace(
         "num_experts_per_tok": 4,
         "moe_intermediate_size": 1408,
     },
+    models="Qwen3-VL 30B-A3B, 235B-A22B",
 )

@@ -18,4 +18,5 @@ FAMILY = replace(
         "max_position_embeddings": 128000,
         "rope_theta": 500000.0,
     },
+    models="Qwen3-VL 2B to 32B",
 )

@@ -15,4 +15,5 @@ FAMILY = Family(
         "max_position_embeddings": 524288,
         "attention_bias": True,
     },
+    models="Seed-OSS 36B",
 )

@@ -18,4 +18,5 @@ FAMILY = Family(
         "tie_word_embeddings": True,
         "no_rope_layer_interval": 4,
     },
+    models="SmolLM3 3B",
 )
