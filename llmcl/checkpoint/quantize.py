@@ -94,8 +94,10 @@ def warn_of_rounding_again(tensors: Iterable[TensorInfo], quantize: str) -> None
         )
 
 
-def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:
+def quantize_rows(values: np.ndarray, format: str, importance: np.ndarray | None = None) -> np.ndarray:
     """Quantises float32 [n_rows, k] to uint8 [n_rows, row_bytes] in `format`, a value in QUANTIZE_FORMATS.
+
+    importance: float32, broadcast over values: how much an error counts; 8 bits ignore it. None: all errors alike.
 
     Raises CheckpointError for values that are not finite or too large for float16 scales.
     """
@@ -108,7 +110,11 @@ def quantize_rows(values: np.ndarray, format: str) -> np.ndarray:
         raise CheckpointError(
             f"a weight is {largest}, too large for {format}; expected finite weights of ordinary size"
         )
-    return _QUANTIZERS[format](blocks).reshape(n_rows, -1)
+    weight = None
+    if importance is not None:
+        columns = np.broadcast_to(importance, values.shape).reshape(blocks.shape)
+        weight = columns * np.sqrt(blocks * blocks + np.mean(blocks * blocks, axis=1, keepdims=True))
+    return _QUANTIZERS[format](blocks, weight).reshape(n_rows, -1)
 
 
 def _halves(x: np.ndarray) -> np.ndarray:
@@ -128,22 +134,40 @@ def _round_away(x: np.ndarray) -> np.ndarray:
     return rounded
 
 
-def _q8_0(blocks: np.ndarray) -> np.ndarray:
+def _q8_0(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     d = np.max(np.abs(blocks), axis=1) / np.float32(127)
     q = _round_away(blocks * _inverse(d)[:, None]).astype(np.int8)
     return np.concatenate([_halves(d), q.view(np.uint8)], axis=1)
 
 
-def _q4_0(blocks: np.ndarray) -> np.ndarray:
+def _q4_0(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     at = np.argmax(np.abs(blocks), axis=1)
     d = np.take_along_axis(blocks, at[:, None], axis=1)[:, 0] / np.float32(-8)
-    q = np.minimum(np.trunc(blocks * _inverse(d)[:, None] + np.float32(8.5)), 15).astype(np.uint8)
+    if weight is not None:
+        d = _best_scale(blocks, weight, d).astype("<f2").astype(np.float32)
+    q = np.clip(np.trunc(blocks * _inverse(d)[:, None] + np.float32(8.5)), 0, 15).astype(np.uint8)
     return np.concatenate([_halves(d), q[:, :16] | q[:, 16:] << 4], axis=1)
 
 
-def _q4_k(blocks: np.ndarray) -> np.ndarray:
+def _best_scale(x: np.ndarray, weight: np.ndarray, start: np.ndarray) -> np.ndarray:
+    """Returns the scales float32 [n] for x [n, 32] ~ scale q, q in -8..7, with the least weighted square error.
+
+    The search tries scales around `start` [n], and refits each to its q by least squares.
+    """
+    best, best_error = start, np.full(start.shape, np.inf, np.float32)
+    for factor in np.linspace(0.8, 1.2, 17, dtype=np.float32):
+        q = np.clip(np.rint(x * _inverse(start * factor)[:, None]), -8, 7)
+        wq = weight * q
+        scale = (wq * x).sum(1) * _inverse((wq * q).sum(1))
+        error = (weight * (q * scale[:, None] - x) ** 2).sum(1)
+        better = error < best_error
+        best_error, best = np.where(better, error, best_error), np.where(better, scale, best)
+    return best.astype(np.float32)
+
+
+def _q4_k(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     x = blocks.reshape(-1, 8, 32)
-    scale, minimum = _scale_and_min(x)
+    scale, minimum = _scale_and_min(x, None if weight is None else weight.reshape(x.shape))
     d, d_min = scale.max(axis=1) / np.float32(63), minimum.max(axis=1) / np.float32(63)
     sc = np.rint(scale * _inverse(d)[:, None]).astype(np.uint8)
     mn = np.rint(minimum * _inverse(d_min)[:, None]).astype(np.uint8)
@@ -161,14 +185,15 @@ def _q4_k(blocks: np.ndarray) -> np.ndarray:
     return np.concatenate([halves, packed, nibbles], axis=1)
 
 
-def _scale_and_min(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _scale_and_min(x: np.ndarray, weight: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Fits (scale, minimum >= 0) [..., groups] with x ~ q scale - minimum, q in 0..15, by weighted least squares.
 
     The search starts from several ranges, some clipping the extremes slightly. Each start is refined by refitting scale
-    and minimum to its q, and the best fit wins. A value's weight is its magnitude plus the root mean square of its
-    group.
+    and minimum to its q, and the best fit wins. weight: of each value's square error; None: its magnitude plus the root
+    mean square of its group.
     """
-    weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
+    if weight is None:
+        weight = np.abs(x) + np.sqrt(np.mean(x * x, axis=-1, keepdims=True))
     low, high = np.minimum(x.min(axis=-1), 0), np.maximum(x.max(axis=-1), 0)
     best_scale, best_min = (high - low) / np.float32(15), -low
     best_error = np.full(low.shape, np.inf, np.float32)
@@ -198,4 +223,8 @@ def _scale_and_min(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return best_scale.astype(np.float32), best_min.astype(np.float32)
 
 
-_QUANTIZERS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Q8_0": _q8_0, "Q4_0": _q4_0, "Q4_K": _q4_k}
+_QUANTIZERS: dict[str, Callable[[np.ndarray, np.ndarray | None], np.ndarray]] = {
+    "Q8_0": _q8_0,
+    "Q4_0": _q4_0,
+    "Q4_K": _q4_k,
+}

@@ -16,7 +16,6 @@ from llmcl.cli.loading import progress_bar
 from llmcl.errors import UsageError, one_line
 
 RESULT_PANEL = "Result"
-DTYPES = tuple(name for name in opt.WEIGHT_DTYPES if name != "auto")
 
 Source = Annotated[str, typer.Argument(metavar="SRC", rich_help_panel="Arguments", help=opt.MODEL_HELP)]
 Target = Annotated[
@@ -34,7 +33,24 @@ Quantize = Annotated[
     ),
 ]
 Dtype = Annotated[
-    str, opt.choice(RESULT_PANEL, "--dtype", DTYPES, env=False, help="Format of the matrices that are not quantised.")
+    str,
+    opt.choice(
+        RESULT_PANEL,
+        "--dtype",
+        opt.WEIGHT_DTYPES,
+        env=False,
+        help="Format of the matrices without --quantize; auto keeps the source's.",
+    ),
+]
+Imatrix = Annotated[
+    str | None,
+    opt.option(
+        RESULT_PANEL,
+        "--imatrix",
+        env=False,
+        metavar="FILE",
+        help="Importance matrix from llama-imatrix, for --quantize q4_0 and q4_k.",
+    ),
 ]
 Force = Annotated[bool, opt.option(RESULT_PANEL, "--force", env=False, help="Overwrite an existing file or folder.")]
 
@@ -43,7 +59,8 @@ def convert(
     source: Source,
     target: Target,
     quantize: Quantize = None,
-    dtype: Dtype = "bfloat16",
+    dtype: Dtype = "auto",
+    imatrix: Imatrix = None,
     force: Force = False,
     offline: opt.Offline = False,
     quiet: opt.Quiet = False,
@@ -57,7 +74,16 @@ def convert(
     if target == "-":
         raise UsageError("no conversion is written to standard output; give the name of a file or a folder (./- for -)")
     with ended_by_sigterm(), progress_bar(quiet) as progress:
-        path = write(source, target, quantize=quantize, dtype=dtype, force=force, offline=offline, progress=progress)
+        path = write(
+            source,
+            target,
+            quantize=quantize,
+            dtype=dtype,
+            imatrix=imatrix,
+            force=force,
+            offline=offline,
+            progress=progress,
+        )
     if not quiet:
         print(f"{one_line(path)}: {_size(path) / 1e6:,.1f} MB", file=sys.stderr)
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.formats import FLOAT_FORMATS
+from llmcl.checkpoint.imatrix import read_imatrix
 from llmcl.checkpoint.quantize import check_quantize, target_format, warn_of_rounding_again
 from llmcl.checkpoint.safetensors import WEIGHTS_FILE
 from llmcl.convert.folder import FolderPlan, folder_plan
@@ -33,7 +34,8 @@ def convert(
     target: str | Path,
     *,
     quantize: str | None = None,
-    dtype: str = "bfloat16",
+    dtype: str = "auto",
+    imatrix: str | Path | None = None,
     force: bool = False,
     offline: bool = False,
     progress: Progress | None = None,
@@ -42,7 +44,10 @@ def convert(
 
     target: a name ending in .gguf, or a folder for config.json, the tokenizer and safetensors.
     quantize: "q8_0", "q4_0" or "q4_k" for the matrices in a GGUF file (the embedding and the output head stay at q8_0).
-    dtype: matrix dtype without quantize: "float32", "bfloat16", "float16". Norms keep their dtype (GGUF: float32).
+    dtype: matrix dtype without quantize: "float32", "bfloat16", "float16"; "auto" keeps each matrix as it is stored (in
+    a folder, quantised matrices become bfloat16). Norms keep their dtype (GGUF: float32).
+    imatrix: importance matrix of llama.cpp (.gguf or .dat): with quantize "q4_0" or "q4_k", errors in columns that see
+    large values count more.
     force: replace an existing target. A folder is only replaced if it holds a model and no files except those
     rewritten.
     progress(description, done_bytes, total_bytes).
@@ -63,8 +68,8 @@ def convert(
             f"{target}: what is written is a folder with config.json, the tokenizer and {WEIGHTS_FILE}; give the "
             "folder's name, or one that ends with .gguf"
         )
-    if not isinstance(dtype, str) or dtype not in DTYPE_FORMATS:
-        raise UsageError(f"dtype is {shown(dtype)}; expected one of {', '.join(DTYPE_FORMATS)}")
+    if not isinstance(dtype, str) or dtype not in ("auto", *DTYPE_FORMATS):
+        raise UsageError(f"dtype is {shown(dtype)}; expected auto, {', '.join(DTYPE_FORMATS)}")
     if quantize is not None:
         check_quantize(quantize)
         if not is_gguf:
@@ -72,26 +77,34 @@ def convert(
                 f"{target}: a safetensors folder holds no {quantize} blocks; give a name that ends with .gguf, or "
                 "leave out --quantize"
             )
+    if imatrix is not None and quantize not in ("q4_0", "q4_k"):
+        wanted = "without --quantize" if quantize is None else f"with --quantize {quantize}"
+        raise UsageError(f"an importance matrix (--imatrix) has no use {wanted}; expected --quantize q4_0 or q4_k")
     if is_gguf:
         _check_gguf_package()
+    columns = None if imatrix is None else read_imatrix(expanded(imatrix, "the importance matrix"))
     check_target(target, is_gguf, force)
     with open_checkpoint(source, offline=offline, progress=progress) as checkpoint:
         if target.exists() and target.samefile(checkpoint.path):
             raise UsageError(f"{target} is the model that is to be read; give another name for the result")
 
-        def chosen(name: str, shape: tuple[int, ...]) -> str:
-            """Returns a matrix's format by its Hugging Face name."""
-            if not quantize:
+        def chosen(name: str, shape: tuple[int, ...], stored: str) -> str:
+            """Returns a matrix's format by its Hugging Face name. stored: its format in the source."""
+            if quantize:
+                return target_format(name, shape, quantize) or "F32"  # a router
+            if dtype != "auto":
                 return DTYPE_FORMATS[dtype]
-            return target_format(name, shape, quantize) or "F32"  # a router
+            return stored if is_gguf or stored in FLOAT_FORMATS else "BF16"
 
         if quantize is not None:
             warn_of_rounding_again(checkpoint.tensors.values(), quantize)
         plan: GgufPlan | FolderPlan
         if is_gguf:
             plan = gguf_plan(checkpoint, chosen)
+            if columns is not None:
+                plan = plan.weighted(columns)
         else:
-            plan = folder_plan(checkpoint, chosen, dtype)
+            plan = folder_plan(checkpoint, chosen)
             check_replaceable(target, [*plan.files, WEIGHTS_FILE])
         check_space(target, plan.tensors)
         with appearing(target, is_gguf, force) as temporary:

@@ -43,9 +43,11 @@ class FolderPlan:
         write_safetensors(folder / WEIGHTS_FILE, pieces, self.tensors)
 
 
-def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str], dtype: str) -> FolderPlan:
-    """Plans a folder. Raises UnsupportedModelError for a GGUF file beyond what config.json or tokenizer.json can
-    express."""
+def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...], str], str]) -> FolderPlan:
+    """Plans a folder. chosen: see `gguf_plan`.
+
+    Raises UnsupportedModelError for a GGUF file beyond what config.json or tokenizer.json can express.
+    """
     family = FAMILIES[checkpoint.config.architecture]
     if family.stacked or family.interleaved or family.transposed:
         raise UnsupportedModelError(
@@ -61,13 +63,15 @@ def folder_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]],
         OutTensor(
             name,
             info.shape,
-            chosen(name, info.shape) if len(info.shape) == 2 else info.format,
+            chosen(name, info.shape, info.format) if len(info.shape) == 2 else info.format,
             info.format,
             checkpoint_rows(checkpoint, name, interleaved=family.interleaves_rope),
         )
         for name, info in checkpoint.tensors.items()
     ]
     assert all(tensor.format in FLOAT_FORMATS for tensor in tensors)
+    formats = [tensor.format for tensor in tensors if len(tensor.shape) == 2]
+    dtype = FLOAT_FORMATS[max(FLOAT_FORMATS, key=formats.count)]
     files = _files_of_folder(checkpoint.path, dtype) if checkpoint.path.is_dir() else _files_of_gguf(checkpoint, dtype)
     return FolderPlan(tensors, files)
 

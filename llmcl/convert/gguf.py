@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import logging
 import math
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -17,11 +18,14 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.checkpoint import Checkpoint
 from llmcl.checkpoint.files import read_view
 from llmcl.checkpoint.gguf import LAYER_MODULE_NAMES, MODULE_NAMES, read_gguf
+from llmcl.checkpoint.imatrix import importance_of
 from llmcl.checkpoint.pre_tokenizers import PRE_TOKENIZERS
 from llmcl.checkpoint.quantize import is_vector
 from llmcl.convert.tensors import OutTensor, Pieces, checkpoint_rows, synced
-from llmcl.errors import UnsupportedModelError, shown
+from llmcl.errors import UnsupportedModelError, counted, shown
 from llmcl.tokenizer import Tokenizer, gguf_tokenizer
+
+_log = logging.getLogger(__name__)
 
 ROPE_FACTORS = "rope_freqs.weight"
 _FOLDER_ARCHITECTURES = ("llama", "mistral")
@@ -55,6 +59,26 @@ class GgufPlan:
     architecture: str
     metadata: Metadata
     tensors: list[OutTensor]
+
+    def weighted(self, columns: Mapping[str, np.ndarray]) -> GgufPlan:
+        """Returns the plan with an importance matrix (`read_imatrix`). Warns of matrices that it lacks.
+
+        Raises UsageError if it is another model's.
+        """
+        tensors, without = [], []
+        for tensor in self.tensors:
+            if len(tensor.shape) > 1 and tensor.format in ("Q4_0", "Q4_K"):
+                importance = importance_of(columns, tensor.name, tensor.shape)
+                without += [tensor.name] if importance is None else []
+                tensor = dataclasses.replace(tensor, importance=importance)
+            tensors.append(tensor)
+        if without:
+            _log.warning(
+                "the importance matrix has no values for %s, such as %s; quantising without it there",
+                counted(len(without), "tensor"),
+                without[0],
+            )
+        return dataclasses.replace(self, tensors=tensors)
 
     def write(self, path: Path, pieces: Pieces) -> None:
         from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
@@ -92,8 +116,8 @@ class GgufPlan:
         synced(path)
 
 
-def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
-    """Plans a GGUF file. chosen(Hugging Face name, shape) returns a matrix format.
+def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...], str], str]) -> GgufPlan:
+    """Plans a GGUF file. chosen(Hugging Face name, shape, stored format) returns a matrix format.
 
     Raises UnsupportedModelError for a folder with a model or tokenizer that GGUF metadata cannot express.
     """
@@ -105,7 +129,7 @@ def gguf_plan(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], s
 # ---- from another GGUF file --------------------------------------------------------------------------------------
 
 
-def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
+def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...], str], str]) -> GgufPlan:
     """Copies everything except the matrix formats. `checkpoint` has checked the file."""
     from gguf import GGUFReader
 
@@ -115,7 +139,7 @@ def _from_gguf(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], 
     for name, tensor in stored.items():
         is_matrix = len(tensor.shape) > 1 and not is_vector(name)
         rows = tensor.data.reshape(math.prod(tensor.shape[:-1]), -1)
-        format = chosen(hf_names.get(name, name), tensor.shape) if is_matrix else tensor.format
+        format = chosen(hf_names.get(name, name), tensor.shape, tensor.format) if is_matrix else tensor.format
         tensors.append(OutTensor(name, tensor.shape, format, tensor.format, _slices(rows)))
     metadata: Metadata = {}
     for key, field in GGUFReader(checkpoint.path).fields.items():
@@ -134,7 +158,7 @@ def _slices(rows: np.ndarray) -> Callable[[int, int], np.ndarray]:
 # ---- from a folder -----------------------------------------------------------------------------------------------
 
 
-def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]], str]) -> GgufPlan:
+def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...], str], str]) -> GgufPlan:
     from gguf import GGUFValueType as Kind
 
     config = checkpoint.config
@@ -168,7 +192,7 @@ def _from_folder(checkpoint: Checkpoint, chosen: Callable[[str, tuple[int, ...]]
             OutTensor(
                 gguf_name(name),
                 info.shape,
-                chosen(name, info.shape) if is_matrix else "F32",
+                chosen(name, info.shape, info.format) if is_matrix else "F32",
                 info.format,
                 checkpoint_rows(checkpoint, name, interleaved=True),
             )

@@ -29,6 +29,7 @@ class OutTensor:
     format: str  # a key of FORMATS
     source_format: str
     rows: Callable[[int, int], np.ndarray]  # rows(start, stop): source rows in result order, uint8 [n, row_bytes]
+    importance: np.ndarray | None = None  # float32 [n, k], n experts or 1: how much errors in a column count
 
     @property
     def n_rows(self) -> int:
@@ -49,24 +50,35 @@ class OutTensor:
         """
         step = max(1, CHUNK_VALUES // self.shape[-1])
         for start in range(0, self.n_rows, step):
-            rows = self.rows(start, min(self.n_rows, start + step))
-            if self.format == self.source_format:
+            stop = min(self.n_rows, start + step)
+            rows = self.rows(start, stop)
+            if self.format == self.source_format and self.format not in FLOAT_FORMATS:
                 yield rows
                 continue
             values = dequantize(self.source_format, rows)
             try:
-                yield encode(values, self.format)
+                yield encode(values, self.format, self._importance(start, stop))
             except CheckpointError as error:
                 raise CheckpointError(f"tensor {self.name}: {error}") from error
+
+    def _importance(self, start: int, stop: int) -> np.ndarray | None:
+        if self.importance is None:
+            return None
+        at = np.arange(start, stop) * len(self.importance) // self.n_rows
+        columns: np.ndarray = self.importance[at]
+        return columns
 
 
 Pieces = Iterable[tuple[OutTensor, Iterator[np.ndarray]]]
 
 
-def encode(values: np.ndarray, format: str) -> np.ndarray:
-    """Encodes float32 [n, k] as stored rows, uint8 [n, row_bytes]. Raises CheckpointError for a nonfinite result."""
+def encode(values: np.ndarray, format: str, importance: np.ndarray | None = None) -> np.ndarray:
+    """Encodes float32 [n, k] as stored rows, uint8 [n, row_bytes]. Raises CheckpointError for a nonfinite result.
+
+    importance: see `quantize_rows`.
+    """
     if format not in FLOAT_FORMATS:
-        return quantize_rows(values, format)
+        return quantize_rows(values, format, importance)
     stored = encode_floats(values, format)
     if not (np.isfinite(dequantize(format, stored)).all() and np.isfinite(values).all()):
         raise CheckpointError(

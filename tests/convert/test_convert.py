@@ -152,7 +152,7 @@ def test_a_folder_in_bfloat16_keeps_the_tokenizer_files(folder: Path, tmp_path: 
     import torch
     from safetensors.torch import load_file
 
-    target = convert(str(folder), tmp_path / "copy")
+    target = convert(str(folder), tmp_path / "copy", dtype="bfloat16")
     assert json.loads((target / "config.json").read_text())["dtype"] == "bfloat16"
     for name in ("tokenizer.json", "tokenizer_config.json"):
         assert (target / name).read_bytes() == (folder / name).read_bytes()
@@ -170,6 +170,26 @@ def test_bfloat16_is_rounded_to_the_nearest_even() -> None:
     values[0, :4] = [1.00390625, 1.01171875, -0.0, 1e-40]  # ties and a subnormal
     expected = torch.from_numpy(values).to(torch.bfloat16).view(torch.int16).numpy()
     np.testing.assert_array_equal(encode(values, "BF16").view(np.int16), expected)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_the_sources_precision_is_kept(folder: Path, tmp_path: Path, dtype: str) -> None:
+    source = convert(str(folder), tmp_path / "source", dtype=dtype)
+    copy = convert(str(source), tmp_path / "copy")
+    assert (copy / "model.safetensors").read_bytes() == (source / "model.safetensors").read_bytes()
+    assert json.loads((copy / "config.json").read_text())["dtype"] == dtype
+    _, stored = read_gguf(convert(str(source), tmp_path / "model.gguf"))
+    formats = {tensor.format for tensor in stored.values() if len(tensor.shape) == 2}
+    assert formats == {{"float32": "F32", "float16": "F16", "bfloat16": "BF16"}[dtype]}
+
+
+def test_a_quantised_file_is_copied_as_it_is(gguf_file: Path, tmp_path: Path) -> None:
+    source = convert(str(gguf_file), tmp_path / "source.gguf", quantize="q4_0")
+    _, before = read_gguf(source)
+    _, after = read_gguf(convert(str(source), tmp_path / "copy.gguf"))
+    assert {name: tensor.format for name, tensor in before.items()} == {n: t.format for n, t in after.items()}
+    for name in before:
+        np.testing.assert_array_equal(before[name].data, after[name].data, err_msg=name)
 
 
 def test_rows_that_a_format_cannot_hold_are_named(tmp_path: Path, make_folder: Making) -> None:
