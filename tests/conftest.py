@@ -32,7 +32,7 @@ import pytest
 from browser import find_browser
 from echo_engine import Engine
 from helpers import option_variables
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from own_cache import use_own_cache
 from programs import ROOT, Run
 from tiers import is_full
@@ -42,8 +42,10 @@ from llmcl.runtime.cache_files import cache_dir, make_folder
 from llmcl.runtime.device_probe import checked
 from llmcl.runtime.platforms import DeviceEntry, find_devices
 
-# A shared machine makes single examples slow at times, which is no defect.
-settings.register_profile("llmcl", settings(), deadline=None)
+# A run draws the examples of the last one, so that a run fails only by a change: `pytest --hypothesis-profile=new`
+# draws others. A shared machine makes examples and their drawing slow at times, which is no defect.
+settings.register_profile("new", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("llmcl", settings.get_profile("new"), derandomize=True)
 settings.load_profile("llmcl")
 
 if TYPE_CHECKING:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
@@ -18,6 +19,7 @@ from pydantic import BaseModel, TypeAdapter
 from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.generation import Piece
 from llmcl.engine.stats import GenerationStats
+from llmcl.errors import UsageError
 from llmcl.grammar import Grammars
 from llmcl.ops.logprobs import LogProb
 from llmcl.serve.run import Server, listen
@@ -166,7 +168,7 @@ class Running:
     def __init__(self, server: Server, listening: socket.socket, service: Service, engine: FakeEngine):
         self.server, self.listening, self.service, self.engine = server, listening, service, engine
         self.url = url = f"http://127.0.0.1:{listening.getsockname()[1]}"
-        self.http = httpx.Client(base_url=url, timeout=20, verify=False, trust_env=False)
+        self.http = httpx.Client(base_url=url, timeout=60, verify=False, trust_env=False)
 
     def post(self, path: str, body: Any, **headers: str) -> httpx.Response:
         return self.http.post(path, json=body, headers={name.replace("_", "-"): v for name, v in headers.items()})
@@ -199,7 +201,7 @@ def running(engine: FakeEngine | None = None, *, loaded: bool = True, **settings
     finally:
         client.http.close()
         service.stop()
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()
         service.kept.close()
         assert engine.open == engine.expected == service.in_flight == 0
@@ -212,12 +214,24 @@ def served(engine: FakeEngine, **changes: Any) -> Served:
     return Served(engine, engine.tokenizer, **given)
 
 
-def wait_for(holds: Callable[[], object], seconds: float = 10.0) -> None:
+def wait_for(holds: Callable[[], object], seconds: float = 60.0) -> None:
     """Until it holds; fails where it never does."""
     end = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < end, "it never came to hold"
         time.sleep(0.005)
+
+
+def free_port() -> int:
+    """A port for a server that is told its number: none that a system gives to whoever asks for any."""
+    for port in range(10_000 + 10 * (os.getpid() % 2000), 32_000):
+        try:
+            for listening in listen("127.0.0.1", port):
+                listening.close()
+        except UsageError:
+            continue
+        return port
+    raise AssertionError("no port is free")
 
 
 def events(text: str) -> list[tuple[str | None, str]]:

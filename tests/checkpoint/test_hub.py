@@ -77,10 +77,10 @@ def server(models) -> Iterator[FakeHub]:
 
 
 @pytest.fixture
-def unused_endpoint() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+def unused_endpoint() -> Iterator[str]:
+    with socket.socket() as held:  # so that nobody else listens there
+        held.bind(("127.0.0.1", 0))
+        yield f"http://127.0.0.1:{held.getsockname()[1]}"
 
 
 def test_only_what_is_needed_is_downloaded_with_progress(server, tmp_path, models):

@@ -242,19 +242,19 @@ def test_ctrl_c_keeps_the_text_and_reports(endless: subprocess.Popen[bytes]) -> 
     assert endless.stdout is not None
     endless.stdout.read(20)
     endless.send_signal(signal.SIGINT)
-    rest, errors = endless.communicate(timeout=30)
+    rest, errors = endless.communicate(timeout=60)
     assert endless.returncode == 130
     assert rest.endswith(b"\n")
     assert b"TBT" in errors and b"Traceback" not in errors
     n_tokens = int(errors.split(b"stopped   after ")[1].split()[0])
-    assert n_tokens < 500, "text that is not flushed at once would have come after thousands of tokens"
+    assert n_tokens < 1500, "text that is not flushed at once would have come after thousands of tokens"
 
 
 @pytest.mark.slow
 def test_a_closed_pipe_ends_quietly(endless: subprocess.Popen[bytes]) -> None:
     assert endless.stdout is not None and endless.stderr is not None
     endless.stdout.close()
-    assert endless.wait(timeout=30) == 141
+    assert endless.wait(timeout=60) == 141
     errors = endless.stderr.read()
     assert b"Traceback" not in errors and b"BrokenPipe" not in errors and b"error" not in errors
 

@@ -44,6 +44,10 @@ class Opened:
             assert self.steps.acquire(timeout=TIMEOUT_S)
             self.n_steps += 1
 
+    def is_closing(self) -> bool:
+        """Whether `close` waits for the step."""
+        return self.engine._worker._stopped
+
     def take(self, n: int) -> None:
         """Lets n steps begin, and waits until the last of them has."""
         wanted = self.n_steps + n
@@ -331,30 +335,37 @@ def test_all_who_read_a_request_meet_its_end(fails: bool, counted: Opened) -> No
         async def read() -> int:
             return len([piece async for piece in request])
 
-        assert sum(await asyncio.wait_for(asyncio.gather(read(), read(), read()), 10)) == 3
+        assert sum(await asyncio.wait_for(asyncio.gather(read(), read(), read()), TIMEOUT_S)) == 3
 
     asyncio.run(tasks())
 
 
 @pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="POSIX only")
 def test_an_interrupted_close_waits_for_the_step() -> None:
-    opened, running = Opened(), threading.Event()
+    opened, running, interrupted = Opened(), threading.Event(), threading.Event()
     ended = False
 
     def slow(what: str) -> None:
         nonlocal ended
         if what == "decode" and not running.is_set():
             running.set()
-            time.sleep(0.3)
+            assert interrupted.wait(TIMEOUT_S)
+            time.sleep(0.1)
             ended = True
+
+    def interrupt(thread: int) -> None:
+        until(opened.is_closing)
+        time.sleep(0.05)
+        signal.pthread_kill(thread, signal.SIGINT)
+        interrupted.set()
 
     opened.batch.before = slow
     request = opened.engine.submit(prompt(1), max_tokens=9, ignore_eos=True)
     assert running.wait(TIMEOUT_S)
     main = threading.main_thread().ident
     assert main is not None
-    threading.Timer(0.05, signal.pthread_kill, (main, signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Thread(target=interrupt, args=(main,)).start()
         opened.engine.close()
     assert ended
     with pytest.raises(UsageError, match="closed"):
@@ -470,6 +481,7 @@ def test_closing_ends_what_is_read_and_refuses_what_comes() -> None:
         reading.append(pool.submit(asyncio.run, stream()))
         time.sleep(0.05)
         closing = [pool.submit(opened.engine.close) for _ in range(2)]
+        until(opened.is_closing)
         opened.steps.release(1000)
         for done in closing:
             done.result(TIMEOUT_S)

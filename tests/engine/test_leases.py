@@ -231,8 +231,8 @@ def test_closing_ends_what_another_thread_generates(default_device: Device, tmp_
 def test_waiting_can_be_interrupted(llm: LLM) -> None:
     alone = answer(llm, 1)
     stream = elsewhere(lambda: llm.stream(ids(2), max_tokens=50))
-    threading.Timer(0.05, _thread.interrupt_main).start()
     with pytest.raises(KeyboardInterrupt):
+        threading.Timer(0.05, _thread.interrupt_main).start()
         llm.reset(wait=True)
     stream.close()
     assert elsewhere(lambda: answer(llm, 1)) == alone
@@ -241,10 +241,10 @@ def test_waiting_can_be_interrupted(llm: LLM) -> None:
 def test_a_turn_costs_little() -> None:
     """Below 2 us a token on an idle machine; a step of the demo model takes 3500."""
     lease = Leases("model").begin(lambda: range(20000))
-    start = time.perf_counter()
+    start = time.thread_time()
     for _ in lease:
         pass
-    assert (time.perf_counter() - start) / 20000 < 20e-6  # with room for a machine that does other things as well
+    assert (time.thread_time() - start) / 20000 < 20e-6  # with room for a machine that does other things as well
 
 
 # ---- conversations -----------------------------------------------------------------------------------------------

@@ -386,7 +386,7 @@ def test_a_chat_template_of_the_users_is_checked_before_the_weights_are_loaded(
     folder = save_folder(tmp_path / "m", small_config(), random_weights(small_config(), seed=8))
 
     def load_weights(device: Device, checkpoint: Any, types: Any, progress: Any, span: Any) -> None:
-        for _ in range(2000):
+        for _ in range(12000):
             progress("loading weights", 0, 1)
             time.sleep(0.005)
         raise AssertionError("loaded whole before the template was looked at")

@@ -127,7 +127,7 @@ def test_it_returns_where_no_piece_comes_any_more(how: str, engine: Engine, batc
         while many and len(taken) < 3:
             await asyncio.sleep(0.001)
         await stream.aclose()
-        await asyncio.wait_for(task, TIMEOUT_S / 6)
+        await asyncio.wait_for(task, TIMEOUT_S)
         n = len(taken)
         await nothing_left(batch)
         assert len(taken) == n < 900 and bool(n) == many

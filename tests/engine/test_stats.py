@@ -217,4 +217,4 @@ def test_times_are_those_of_a_real_clock() -> None:
     recorder.token()
     time.sleep(0.02)
     tbt = recorder.token()
-    assert tbt is not None and 20 <= tbt < 2000 and math.isclose(recorder.finish().tpot_ms or 0, tbt)
+    assert tbt is not None and 20 <= tbt < 60000 and math.isclose(recorder.finish().tpot_ms or 0, tbt)

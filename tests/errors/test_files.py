@@ -96,7 +96,7 @@ def test_ctrl_c_does_not_wait_for_the_tokenizer(
     folder: Path, default_device: Device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done = threading.Event()
-    monkeypatch.setattr(Tokenizer, "from_checkpoint", lambda checkpoint: done.wait(20))
+    monkeypatch.setattr(Tokenizer, "from_checkpoint", lambda checkpoint: done.wait(120))
 
     def interrupt(what: str, n_done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -104,7 +104,7 @@ def test_ctrl_c_does_not_wait_for_the_tokenizer(
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
         llmcl.load(str(folder), device=default_device.entry.index, progress=interrupt)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     assert not any(thread.name == "tokenizer" and not thread.daemon for thread in threading.enumerate())
     done.set()
 

@@ -13,7 +13,7 @@ from fake_server import Running, running
 
 from llmcl.errors import LlmclError
 
-ANSWER_LIMIT_S = 10.0
+ANSWER_LIMIT_S = 20.0
 MORE_LIMIT_S = 0.2  # of a request that may not be whole: then the server waits for more
 ALLOWED = {501, 503, 505}  # not implemented, no room, another version of HTTP
 

@@ -52,15 +52,15 @@ def test_a_seed_stands_for_the_same_cases_whatever_was_imported() -> None:
         ("too long; give less " * 100, "characters, expected at most"),
     ],
 )
-def test_what_must_not_happen_is_noticed(how: str, what: str, tmp_path: Path, strict: Child) -> None:
+def test_what_must_not_happen_is_noticed(how: str, what: str, tmp_path: Path, child: Child) -> None:
     Case("misbehave", [], {}, {"how": how}).write(tmp_path / "case")
-    outcome = strict.run(tmp_path / "case")
+    outcome = child.run(tmp_path / "case", 2 if how == "hang" else None)
     assert outcome["outcome"] == "failed"
     assert what in outcome["error"] + outcome["where"] + outcome["details"]
 
 
 @pytest.fixture(scope="module")
-def strict() -> Iterator[Child]:
-    child = Child(limit_s=2)
+def child() -> Iterator[Child]:
+    child = Child()
     yield child
     child.close()

@@ -32,10 +32,13 @@ def test_a_step_is_read_while_the_next_one_runs(device: Device) -> None:
     )
     launch.enqueue()
     device.finish()
-    start = time.perf_counter()
-    launch.enqueue()
-    device.finish()
-    n_next = 1 + int(NEXT_S / (time.perf_counter() - start))
+    seconds = []
+    for _ in range(5):  # the least: a busy system delays some
+        start = time.perf_counter()
+        launch.enqueue()
+        device.finish()
+        seconds.append(time.perf_counter() - start)
+    n_next = 1 + int(NEXT_S / min(seconds))
     launch.enqueue()
     read = device.read_async(result, np.empty(groups, np.float32))
     for _ in range(n_next):

@@ -13,22 +13,20 @@ from typing import Any
 import httpx
 import pytest
 from echo_engine import Engine
-from fake_server import wait_for
+from fake_server import free_port, wait_for
 from helpers import random_weights, save_folder, small_config
 
 from llmcl.errors import DeviceError
 from llmcl.models.prefix_file import PrefixFileError
 from llmcl.runtime.device import Device
 from llmcl.serve.cache_file import CacheFile
-from llmcl.serve.run import listen
 
 PROMPT = "The prefix of this prompt is long enough for two pages of sixty-four characters. " * 2
 
 
 def a_life(invoke: Callable[..., int], options: list[str]) -> dict[str, Any]:
     """Starts `llmcl serve`, asks it once, sends it a signal; what it answered."""
-    with listen("127.0.0.1", 0)[0] as free:
-        port = str(free.getsockname()[1])
+    port = str(free_port())
     answers: list[dict[str, Any]] = []
 
     def healthy(client: httpx.Client) -> bool:

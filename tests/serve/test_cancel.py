@@ -85,7 +85,7 @@ def test_a_full_queue_refuses(held: Running) -> None:
         wait_for(lambda: held.service.in_flight == 5)
         held.engine.hold_after = None
         connections[1].close()
-        answer = client.chat.completions.create(model="any", messages=USER, timeout=10)  # from the queue
+        answer = client.chat.completions.create(model="any", messages=USER, timeout=60)  # from the queue
         assert answer.choices[0].message.content == "Hello"
     for connection in connections:
         connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
@@ -13,7 +14,6 @@ from made_tokenizers import channel_tokenizer
 
 from llmcl.errors import ContextLengthError, ServerError, UsageError
 from llmcl.serve.client import ServerChat
-from llmcl.serve.run import listen
 
 
 @pytest.fixture
@@ -100,10 +100,11 @@ def test_what_the_server_refuses(server: Running, chat: ServerChat) -> None:
 
 
 def test_nobody_there() -> None:
-    with listen("127.0.0.1", 0)[0] as free:
-        port = free.getsockname()[1]
-    with pytest.raises(ServerError, match=f"http://127.0.0.1:{port} cannot be used .*does a server run there"):
-        say(ServerChat(f"http://127.0.0.1:{port}"), "Hello")
+    with socket.socket() as held:  # so that nobody else listens there
+        held.bind(("127.0.0.1", 0))
+        port = held.getsockname()[1]
+        with pytest.raises(ServerError, match=f"http://127.0.0.1:{port} cannot be used .*does a server run there"):
+            say(ServerChat(f"http://127.0.0.1:{port}"), "Hello")
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://a", "http://", "http://a:b", "http://a?b"])

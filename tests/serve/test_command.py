@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from echo_engine import Engine
-from fake_server import FakeEngine, byte_tokenizer, served, wait_for
+from fake_server import FakeEngine, byte_tokenizer, free_port, served, wait_for
 
 from llmcl.architectures.embedding import NO_SETTINGS
 from llmcl.cli.serve import model_name
@@ -94,8 +94,7 @@ def addresses_of(listening: list[socket.socket]) -> list[str]:
 @pytest.mark.parametrize("port", [0, 1])
 def test_a_name_is_served_on_all_its_addresses(port: int, resolved: Callable[..., None]) -> None:
     if port:
-        with listen("127.0.0.1", 0)[0] as free:
-            port = free.getsockname()[1]
+        port = free_port()
     resolved("127.0.0.1", "127.0.0.2", "127.0.0.1")
     assert addresses_of(listen("localhost", port)) == ["127.0.0.1", "127.0.0.2"]
     if socket.has_dualstack_ipv6():
@@ -262,8 +261,7 @@ class Life:
     """helper: what a client does, and sends signals; it is called with this and a client that reached the server."""
 
     def __init__(self, helper: Callable[[Life, httpx.Client], None], hang_up: Any = lambda *_: None, **settings: Any):
-        with listen("127.0.0.1", 0)[0] as free:
-            port = free.getsockname()[1]
+        port = free_port()
         self.engine = FakeEngine(byte_tokenizer())
         self.load = threading.Event()
         self.closed = False
@@ -272,7 +270,7 @@ class Life:
         def help() -> None:
             try:
                 url = f"http://127.0.0.1:{port}"
-                with httpx.Client(base_url=url, timeout=20, verify=False, trust_env=False) as client:
+                with httpx.Client(base_url=url, timeout=60, verify=False, trust_env=False) as client:
                     wait_for(lambda: answers(client))
                     helper(self, client)
             except BaseException as error:
@@ -283,7 +281,7 @@ class Life:
 
         def load(progress: Any) -> Any:
             progress("reading the weights", 1, 2)
-            self.load.wait(20)
+            self.load.wait(60)
             return served(self.engine, close=self.close)
 
         # What comes after the server's own end has this to meet, and not pytest's end.
@@ -294,7 +292,7 @@ class Life:
         try:
             serve(Settings(port=port, quiet=True, **settings), load)
         finally:
-            thread.join(30)
+            thread.join(90)
             for sig, handler in before.items():
                 signal.signal(sig, handler)
         if problems:
@@ -328,7 +326,7 @@ def test_a_signal_lets_answers_end(which: int, life: Callable[..., Life]) -> Non
         seen.append(client.get("/health").json()["doing"])
         server.load.set()
         wait_for(lambda: client.get("/health").status_code == 200)
-        server.engine.delay_s = 0.2
+        server.engine.reply, server.engine.delay_s = lambda text: "Hello" * 99, 0.2
         answer = threading.Thread(target=lambda: seen.append(ask(client)))
         answer.start()
         wait_for(lambda: server.engine.running)
@@ -336,9 +334,10 @@ def test_a_signal_lets_answers_end(which: int, life: Callable[..., Life]) -> Non
         wait_for(lambda: client.get("/health").json()["status"] == "stopping")
         refused = client.post("/v1/completions", json={"prompt": "x"})
         seen.append(refused.status_code)
+        server.engine.delay_s = 0.0  # until now it was under way
         answer.join()
 
-    done = life(client_does, drain_s=20)
+    done = life(client_does, drain_s=60)
     doing, status, text = seen
     assert doing == "reading the weights" and status == 503
     assert text.endswith("data: [DONE]\n\n") and '"content": "o"' in text and '"stop"' in text

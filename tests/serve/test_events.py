@@ -104,10 +104,10 @@ def test_what_a_slow_client_does_not_take_follows_in_its_order() -> None:
             client.reads.clear()
             for data in (b"b", b"c", b"d"):
                 sender.put(data)
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
             assert client.sent == [HEAD, b"a", b"b"]
             client.reads.set()
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(0.1)
             sender.put(b"e")
             assert client.sent == [HEAD, b"a", b"b", b"cd", b"e"]
             client.reads.clear()

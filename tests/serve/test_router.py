@@ -47,7 +47,7 @@ class Routing:
         self.server = Server(self.service, make_app(self.service, router.find, router.post))
         self.listening = listen("127.0.0.1", 0)
         self.url = f"http://127.0.0.1:{self.listening[0].getsockname()[1]}"
-        self.http = httpx.Client(base_url=self.url, timeout=20, trust_env=False, verify=False)
+        self.http = httpx.Client(base_url=self.url, timeout=60, trust_env=False, verify=False)
 
     def start(self, name: str, source: str, log: Callable[[str], None]) -> ModelProcess:
         process = ModelProcess(COMMAND, {"model": source, "name": name}, log)
@@ -87,7 +87,7 @@ def routing(sources: dict[str, str], **options: Any) -> Iterator[Routing]:
     finally:
         router.http.close()
         router.service.stop()
-        thread.join(20)
+        thread.join(60)
         router.models.close()
         assert not thread.is_alive() and router.service.in_flight == 0
         assert all(process.exit_code is not None for process in router.started)
@@ -297,13 +297,13 @@ def test_a_crash_is_one_models() -> None:
 
 
 def test_an_idle_model_sleeps_until_a_request_wakes_it() -> None:
-    with routing({"a": "needs=1"}, idle_s=1, autoload=False) as router:
+    with routing({"a": "needs=1"}, idle_s=2, autoload=False) as router:
         router.ask("a", "/models/load")
         for _ in range(6):
             assert router.ask("a").status_code == 200
-            time.sleep(0.2)
+            time.sleep(0.4)
         wait_for(lambda: router.status("a") == {"value": "sleeping"})
-        assert router.said[-1] == "a: unloaded, because it was idle for 1 s"
+        assert router.said[-1] == "a: unloaded, because it was idle for 2 s"
         assert len(router.started) == 1
         assert router.ask("a").status_code == 200 and len(router.started) == 2
         router.ask("a", "/models/unload")
