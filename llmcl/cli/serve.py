@@ -85,12 +85,6 @@ LogFormat = Annotated[
     str,
     opt.choice(PANEL, "--log-format", LOG_FORMATS, help="Format of the log on standard error, one line per request."),
 ]
-Replicas = Annotated[
-    int,
-    opt.option(
-        PANEL, "--replicas", metavar="N", parser=opt.whole(1), help="Copies of the model. Only 1 is supported so far."
-    ),
-]
 CacheFile = Annotated[
     Path | None,
     opt.option(
@@ -202,7 +196,6 @@ def serve(
     cache_file: CacheFile = None,
     cache_file_size: CacheFileSize = 4096,
     state_dir: StateDir = None,
-    replicas: Replicas = 1,
     embedding_model: EmbeddingModel = None,
     rerank_model: RerankModel = None,
     pooling: opt.Pooling = None,
@@ -218,11 +211,6 @@ def serve(
     names = model or ([os.environ["LLMCL_MODEL"]] if os.environ.get("LLMCL_MODEL") and models_dir is None else [])
     if not names and models_dir is None:
         raise UsageError("no model: give -m/--model NAME|PATH, several times for several models, or --models-dir DIR")
-    if replicas > 1:
-        raise UsageError(
-            f'--replicas {replicas}: one server has one device until "Several devices" is there; start a server for '
-            "each device (--device, --port) and put a proxy in front of them"
-        )
     try:
         from llmcl.serve.run import serve as run
     except ModuleNotFoundError as error:

@@ -183,8 +183,3 @@ def test_bad_options(
     typed("Hello")
     assert invoke("chat", *options) == 2
     assert named in capsys.readouterr().err
-
-
-def test_several_devices_are_still_to_come(invoke: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
-    assert invoke("serve", "-m", "m", "--replicas", "2") == 2
-    assert "--replicas 2" in capsys.readouterr().err
