@@ -23,12 +23,20 @@ class RankingHead:
 
 
 @dataclass(frozen=True)
+class JudgingHead:
+    """A decoder's judgement of a document (Qwen3-Reranker): a product with a prompt's last row."""
+
+    weight: np.ndarray  # float32 [hidden]: the output head's row for "yes" minus its row for "no"
+    template: str  # the prompt, with {query} and {document}
+
+
+@dataclass(frozen=True)
 class EmbeddingSettings:
     """A checkpoint's settings for embeddings."""
 
     pooling: Pooling | None = None  # mean, first or last row of a text; None: unknown
     dense: tuple[np.ndarray, ...] = ()  # float32 [out, in]: products after pooling
-    ranking: RankingHead | None = None  # None: no reranker
+    ranking: RankingHead | JudgingHead | None = None  # None: no reranker
     max_tokens: int | None = None  # longest text; None: the model's context
     prompts: Mapping[str, str] = field(default_factory=dict)  # text before an input, by the prompt's name
     end_token: int | None = None  # token to append to a text; None: the tokenizer does

@@ -26,7 +26,8 @@ _POOLING_FLAGS: dict[str, Pooling] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_lasttoken": "last",
 }
-_GGUF_POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last", 4: "cls"}  # 4: a reranker
+_RANK = 4  # a reranker
+_GGUF_POOLINGS: dict[int, Pooling | None] = {0: None, 1: "mean", 2: "cls", 3: "last", _RANK: "cls"}
 _IDENTITY = "torch.nn.modules.linear.Identity"
 
 
@@ -148,6 +149,8 @@ def _from_gguf(metadata: Mapping[str, Any]) -> EmbeddingSettings:
         end = read.get("tokenizer.ggml.eos_token_id")
     if value is None:
         return EmbeddingSettings(end_token=end)
+    if value == _RANK and "tokenizer.chat_template.rerank" in metadata:  # a decoder that judges, see `judging_head`
+        return NO_SETTINGS
     if type(value) is not int or value not in _GGUF_POOLINGS:
         read.fail(key, value, "0 (none), 1 (mean), 2 (cls), 3 (last) or 4 (rank)")
     return EmbeddingSettings(_GGUF_POOLINGS[value], end_token=end)

@@ -27,7 +27,7 @@ from llmcl.checkpoint.formats import FLOAT_FORMATS, FORMATS, dequantize, row_byt
 from llmcl.checkpoint.latent import split_latents
 from llmcl.checkpoint.pre_tokenizers import words_of
 from llmcl.checkpoint.stacked import parts_of
-from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
+from llmcl.checkpoint.tensors import JUDGING_TENSORS, Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, shown
 
 MAGIC = b"GGUF"
@@ -103,6 +103,9 @@ def open_file(path: Path, name: str) -> Checkpoint:
     shapes = config.tensors()
     for gguf_name, tensor in stored.items():
         if gguf_name in _ROPE_FACTORS or _is_drafting(gguf_name, family, config.n_layers):
+            continue
+        if gguf_name in JUDGING_TENSORS and family.judges:
+            by_hf_name[gguf_name] = tensor
             continue
         hf_names = _hf_names(gguf_name, layer_names, family.gguf_tensors)
         hf_name = hf_names[0]

@@ -28,7 +28,7 @@ from llmcl.checkpoint.made_norms import with_made_norms
 from llmcl.checkpoint.packed import warn_if_expanded, with_scales
 from llmcl.checkpoint.quantize import is_convolution
 from llmcl.checkpoint.stacked import unstacked
-from llmcl.checkpoint.tensors import Checkpoint, StoredTensor
+from llmcl.checkpoint.tensors import JUDGING_TENSORS, Checkpoint, StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, counted, one_line, shown
 
 _log = logging.getLogger(__name__)
@@ -88,6 +88,9 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     if _EMBEDDING.removeprefix("model.") in stored:  # the base model alone, as models for embeddings are published
         stored = {f"model.{name}": tensor for name, tensor in stored.items()}
         config = replace(config, tie_embeddings=True)
+    if family.judges and not {"lm_head.weight", *JUDGING_TENSORS}.isdisjoint(stored):
+        tied = config.tie_embeddings or "lm_head.weight" not in stored  # a reranker needs no output head
+        config = replace(config, tie_embeddings=tied)
     if config.encoder is not None:
         stored = encoder_names(stored)
     stored = interleaved_parts(unstacked(stored, family.stacked, config), family.interleaved, config)

@@ -21,6 +21,7 @@ from llmcl.errors import CheckpointError, UnsupportedModelError, counted, shown
 # llmcl computes with tensors under these names. An unexpected name means a feature (a bias, a further norm, one more
 # layer) that would silently be left out.
 _COMPUTED_PARTS = ("model.embed_", "model.layers.", "model.norm.", "lm_head.", "model.per_layer_")
+JUDGING_TENSORS = "score.weight", "cls.output.weight"  # of a reranker that is a decoder: folder, GGUF
 _IGNORED_SUFFIX = "rotary_emb.inv_freq"  # a constant in old checkpoints
 
 
@@ -93,6 +94,8 @@ class Checkpoint:
         self.gguf_metadata = gguf_metadata
         self.tensors = select_tensors(stored, config, is_gguf=gguf_metadata is not None)
         self.config = dataclasses.replace(config, dtype=_stored_dtype(self.tensors))
+        # a reranker's last matrix [labels, hidden], if it is a decoder with one
+        self.judging = next((stored[tensor] for tensor in JUDGING_TENSORS if tensor in stored), None)
         self._rows: dict[str, np.ndarray | RowView] = {}
         for tensor, info in self.tensors.items():
             data, view = stored[tensor].data, stored[tensor].view
@@ -122,7 +125,7 @@ class Checkpoint:
 
     def close(self) -> None:
         """Releases the files."""
-        self._rows = {}
+        self._rows, self.judging = {}, None
 
     def __enter__(self) -> Checkpoint:
         return self

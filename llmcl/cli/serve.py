@@ -128,7 +128,7 @@ RerankModel = Annotated[
         PANEL,
         "--rerank-model",
         metavar="NAME|PATH",
-        help="Answer /v1/rerank with this cross-encoder, beside the answers of -m.",
+        help="Answer /v1/rerank with this reranker, beside the answers of -m.",
     ),
 ]
 _MODELS = "Several models"
@@ -334,7 +334,8 @@ def _embedder(
             embedding_model, loading, ctx_size=None, compile_kernels=False, quiet=quiet, progress=progress
         )
         return LlmEmbedder(other, model_name(embedding_model), pooling)
-    if pooling is None and llm.embedding.pooling is None and not llm.config.bidirectional:
+    settings = llm.embedding
+    if pooling is None and settings.pooling is None and settings.ranking is None and not llm.config.bidirectional:
         return None
     return LlmEmbedder(llm, name, pooling)
 
@@ -363,12 +364,12 @@ def _embedding_server(embedder: LlmEmbedder, model: str) -> Served:
 
 
 def _with_reranker(served: Served, model: str, loading: LoadingToAnswer, quiet: bool, progress: Progress) -> Served:
-    """Adds a cross-encoder. Raises UsageError for another model."""
+    """Adds a reranker. Raises UsageError for another model."""
     from llmcl.serve.rerank import LlmReranker
 
     llm = load_model(model, loading, ctx_size=None, compile_kernels=False, quiet=quiet, progress=progress)
     if llm.embedding.ranking is None:
-        raise UsageError(f"{named('--rerank-model', model)} is no reranker; give a cross-encoder")
+        raise UsageError(f"{named('--rerank-model', model)} is no reranker; give a cross-encoder or a Qwen3-Reranker")
 
     def close() -> None:
         served.close()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 import numpy as np
 
-from llmcl.architectures.embedding import NO_SETTINGS, EmbeddingSettings, Pooling
+from llmcl.architectures.embedding import NO_SETTINGS, EmbeddingSettings, JudgingHead, Pooling
 from llmcl.engine.chat import Chat
 from llmcl.engine.embedding import Embedder, TextReader, check_dimensions, chosen_pooling, shortened
 from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine, Question
@@ -17,7 +17,7 @@ from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.matching import Compiled, grammars_for
 from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
-from llmcl.engine.reranking import pairs_to_read, relevance
+from llmcl.engine.reranking import Pair, pairs_to_read, relevance
 from llmcl.engine.speculation import NO_SPECULATION, MakeDrafts, NoDrafts, Speculation
 from llmcl.engine.speed_tests import SpeedTests
 from llmcl.engine.text_scores import TextScores
@@ -435,17 +435,25 @@ class LLM(PromptReader, SpeedTests):
         return self.leases.call(work, wait=wait)
 
     def rerank(self, query: str, documents: Sequence[str], *, truncate: bool = True, wait: bool = False) -> np.ndarray:
-        """Returns how relevant each document is for the query: float32 [documents], from 0 to 1, by a cross-encoder.
+        """Returns how relevant each document is for the query: float32 [documents], from 0 to 1, by a reranker.
 
         truncate: cut documents that are too long together with the query; False: raise ContextLengthError. wait: as in
-        `stream`. Raises UsageError for a model that is no cross-encoder.
+        `stream`. Raises UsageError for a model that is no reranker.
         """
         if (head := self.embedding.ranking) is None:
             raise UsageError(
-                f"{self.model_name} is no reranker; give a cross-encoder (BertForSequenceClassification with one label)"
+                f"{self.model_name} is no reranker; give a Qwen3-Reranker, or a cross-encoder "
+                "(BertForSequenceClassification with one label)"
             )
-        pairs = pairs_to_read(self.tokenizer, query, documents, self.max_context, truncate=truncate)
-        return self.leases.call(lambda: relevance(self._embedder("cls"), head, pairs), wait=wait)
+        pooling: Pooling = "last" if isinstance(head, JudgingHead) else "cls"
+        pairs = self.pairs_to_rank(query, documents, truncate=truncate)
+        return self.leases.call(lambda: relevance(self._embedder(pooling), head, pairs), wait=wait)
+
+    def pairs_to_rank(self, query: str, documents: Sequence[str], *, truncate: bool) -> list[Pair]:
+        """Returns the tokens that `rerank` reads for each document. Arguments and errors as for `rerank`."""
+        assert self.embedding.ranking is not None
+        most = self.max_context
+        return pairs_to_read(self.tokenizer, self.embedding.ranking, query, documents, most, truncate=truncate)
 
     def _embedder(self, pooling: Pooling) -> Embedder:
         if (embedder := self._embedders.get(pooling)) is None:

@@ -16,6 +16,7 @@ from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.embedding_settings import embedding_settings
 from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
+from llmcl.engine.judging import judging_head
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import speculation_with
 from llmcl.engine.split import Devices, Memory, SplitRequest, Splitter, memories
@@ -198,6 +199,8 @@ def load(
         )
         llm.tokenizer = tokenizer.result()
         llm.sampling_defaults = sampling_defaults(checkpoint)
+        if embedding.ranking is None and (head := judging_head(checkpoint, llm.tokenizer)) is not None:
+            embedding = replace(embedding, ranking=head)
         llm.embedding = embedding
     if prompt_lookup:
         llm.speculation = speculation_with(llm.model, None, progress)

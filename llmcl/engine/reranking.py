@@ -1,4 +1,4 @@
-"""Scores documents for a query with a cross-encoder, which reads both texts together."""
+"""Scores documents for a query with a reranker, which reads both texts together."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from llmcl.architectures.embedding import RankingHead
+from llmcl.architectures.embedding import JudgingHead, RankingHead
 from llmcl.engine.embedding import Embedder
+from llmcl.engine.judging import prompts_to_judge
 from llmcl.engine.prompts import is_list
 from llmcl.errors import ContextLengthError, UsageError, check_flags, check_text, counted, shown
 from llmcl.tokenizer import Tokenizer
@@ -16,7 +17,13 @@ Pair = tuple[list[int], int]  # token ids, and the index of the second text's fi
 
 
 def pairs_to_read(
-    tokenizer: Tokenizer, query: str, documents: Sequence[str], most: int, *, truncate: bool
+    tokenizer: Tokenizer,
+    head: RankingHead | JudgingHead,
+    query: str,
+    documents: Sequence[str],
+    most: int,
+    *,
+    truncate: bool,
 ) -> list[Pair]:
     """Returns the token ids of the query with each document, cut to `most` at the document's end with truncate.
 
@@ -26,11 +33,15 @@ def pairs_to_read(
     check_flags(truncate=truncate)
     if not is_list(documents) or not len(documents):
         raise UsageError(f"documents is {shown(documents)}; expected a list of texts")
+    for i, document in enumerate(documents):
+        check_text(f"documents[{i}]", document)
+    if isinstance(head, JudgingHead):
+        prompts = prompts_to_judge(tokenizer, head, query, [*documents], most, truncate=truncate)
+        return [(ids, len(ids)) for ids in prompts]
     return [_pair(tokenizer, query, document, i, most, truncate) for i, document in enumerate(documents)]
 
 
 def _pair(tokenizer: Tokenizer, query: str, document: str, i: int, most: int, truncate: bool) -> Pair:
-    check_text(f"documents[{i}]", document)
     ids, second = tokenizer.encode_pair(query, document)
     if len(ids) > most:
         if not truncate:
@@ -46,10 +57,14 @@ def _pair(tokenizer: Tokenizer, query: str, document: str, i: int, most: int, tr
     return ids, second
 
 
-def relevance(embedder: Embedder, head: RankingHead, pairs: Sequence[Pair]) -> np.ndarray:
-    """Returns a score from 0 to 1 for each pair, float32 [pairs]. embedder: pools the first row."""
+def relevance(embedder: Embedder, head: RankingHead | JudgingHead, pairs: Sequence[Pair]) -> np.ndarray:
+    """Returns a score from 0 to 1 for each pair, float32 [pairs]. embedder: pools the row that `head` reads."""
     ids, seconds = [ids for ids, _ in pairs], [second for _, second in pairs]
-    rows = np.concatenate([*embedder.vectors(ids, normalize=False, seconds=seconds)])
-    logits = np.tanh(rows @ head.dense.T + head.dense_bias) @ head.classifier.T + head.classifier_bias
-    scores: np.ndarray = (1.0 / (1.0 + np.exp(-logits[:, 0].astype(np.float64)))).astype(np.float32)
+    if isinstance(head, JudgingHead):
+        logits = np.concatenate([*embedder.vectors(ids, normalize=False)]) @ head.weight
+    else:
+        rows = np.concatenate([*embedder.vectors(ids, normalize=False, seconds=seconds)])
+        rows = np.tanh(rows @ head.dense.T + head.dense_bias)
+        logits = (rows @ head.classifier.T + head.classifier_bias)[:, 0]
+    scores: np.ndarray = (1.0 / (1.0 + np.exp(-logits.astype(np.float64)))).astype(np.float32)
     return scores

@@ -25,23 +25,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LlmReranker:
-    """Scores documents with a cross-encoder that nothing else uses at the same time."""
+    """Scores documents with a reranker that nothing else uses at the same time."""
 
     llm: LLM
     name: str
 
     def rerank(self, query: str, documents: list[str], *, truncate: bool) -> tuple[list[float], int]:
         """Returns the documents' scores and the number of tokens read."""
-        from llmcl.engine.reranking import pairs_to_read
-
         scores = self.llm.rerank(query, documents, truncate=truncate, wait=True)
-        pairs = pairs_to_read(self.llm.tokenizer, query, documents, self.llm.max_context, truncate=truncate)
+        pairs = self.llm.pairs_to_rank(query, documents, truncate=truncate)
         return [float(score) for score in scores], sum(len(ids) for ids, _ in pairs)
 
 
 async def rerank(request: Request, service: Service) -> Response:
     if (reranker := service.served().reranker) is None:
-        message = "this server has no reranker: start it with a cross-encoder (--rerank-model, or -m)"
+        message = "this server has no reranker: start it with one (--rerank-model, or -m)"
         raise RequestError(501, message, code="not_implemented")
     fields = await read_fields(request, service.settings)
     fields.text("model")

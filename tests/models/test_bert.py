@@ -184,7 +184,7 @@ def test_a_cross_encoder_scores_documents(reranker: LLM) -> None:
 
 
 def test_what_a_reranker_refuses(reranker: LLM, llm: LLM) -> None:
-    with pytest.raises(UsageError, match=r"is no reranker; give a cross-encoder"):
+    with pytest.raises(UsageError, match=r"is no reranker; give a Qwen3-Reranker"):
         llm.rerank("a", ["cat"])
     with pytest.raises(UsageError, match=r"documents is \[\]; expected a list of texts"):
         reranker.rerank("a", [])

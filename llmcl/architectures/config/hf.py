@@ -262,7 +262,9 @@ def _refuse_features(read: Reader, family: Family) -> None:
     """Raises UnsupportedModelError for settings in config.json that llmcl does not compute."""
     architectures = read.get("architectures", [])
     base = family.hf_class.removesuffix("ForCausalLM")
-    if architectures and architectures not in ([family.hf_class], [f"{base}Model"], [f"{base}TextModel"]):
+    classes = [family.hf_class, f"{base}Model", f"{base}TextModel"]
+    classes += [f"{base}ForSequenceClassification"] if family.judges else []
+    if architectures and architectures not in [[name] for name in classes]:
         unsupported(f"the architecture {shown(architectures)}", f"it supports {family.hf_class}")
     for key in ("attention_bias", "attention_out_bias", "mlp_bias"):
         if key not in family.biases and read.flag(key, default=False):

@@ -157,4 +157,5 @@ class Family:
     gguf_drafting_layers: bool = False  # GGUF files may have extra layers for drafting tokens, which llmcl skips
     drafting_layers: bool = False  # same, for safetensors
     defaults: Mapping[str, Any] = field(default_factory=dict)  # defaults for missing config.json keys if not Llama's
+    judges: bool = False  # there are rerankers of the family, see `JudgingHead`
     models: str = ""  # published models, for `llmcl models` and docs/models.md

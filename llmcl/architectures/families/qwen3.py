@@ -21,5 +21,6 @@ FAMILY = Family(
     biases=("attention_bias",),
     windows="late",
     defaults={**qwen2.FAMILY.defaults, "head_dim": 128},
+    judges=True,
     models="Qwen3 0.6B to 32B, Qwen3-Embedding",
 )
