@@ -104,15 +104,18 @@ MORE_PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
+PRODUCTS = [
+    *((dtype, "store", False) for dtype in (*QUANTIZED, *DTYPES)),
+    *((dtype, "swiglu", True) for dtype in ("q4_0", "q6_k", "bfloat16")),
+    ("q4_0", "add", True),
+]
+FAST = {*((*case, False) for case in PRODUCTS), ("q4_0", "store", False, True), ("q6_k", "swiglu", True, True)}
+CASES = [(*case, exact) for case in (*PRODUCTS, *MORE_PRODUCTS) for exact in (False, True)]
+
+
 @pytest.mark.parametrize(
-    ("dtype", "epilogue", "norm"),
-    [
-        *((dtype, "store", False) for dtype in (*QUANTIZED, *DTYPES)),
-        *((dtype, "swiglu", True) for dtype in ("q4_0", "q6_k", "bfloat16")),
-        ("q4_0", "add", True),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_PRODUCTS),
-    ],
+    ("dtype", "epilogue", "norm", "exact"),
+    [pytest.param(*case, marks=[pytest.mark.slow] * (case not in FAST)) for case in CASES],
 )
 def test_a_row_of_several_is_what_decode_makes_of_it(
     target: Device, dtype: str, epilogue: str, norm: bool, exact: bool

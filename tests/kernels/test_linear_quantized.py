@@ -28,6 +28,13 @@ FLOAT16_TOLERANCE = 2.0**-10  # NVIDIA's prefill rounds both operands to float16
 EPS = 1e-5
 
 small = pytest.mark.oclgrind
+ALL_TYPES = pytest.mark.parametrize(  # exact: as on a processor without dot products
+    ("dtype", "exact"),
+    [
+        *((dtype, False) for dtype in QUANTIZED),
+        *(pytest.param(dtype, True, marks=[pytest.mark.slow] * (dtype not in ("q4_0", "q6_k"))) for dtype in QUANTIZED),
+    ],
+)
 
 
 def make_weight(
@@ -148,8 +155,7 @@ def check_prefill(
     assert relative_error(read_guarded(device, out, np.float32, (n, out_rows)), expected) < allowed
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
-@pytest.mark.parametrize("dtype", QUANTIZED)
+@ALL_TYPES
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
 def test_decode(target: Device, dtype: str, exact: bool) -> None:
     check_decode(target, dtype, 131, 768, exact=exact)
@@ -230,8 +236,7 @@ def test_decode_of_few_columns(target: Device) -> None:
     check_decode(target, "q4_0", 21, 32, norm=True)
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["auto", "exact"])
-@pytest.mark.parametrize("dtype", QUANTIZED)
+@ALL_TYPES
 @pytest.mark.parametrize("variant", ["cpu", "portable"])
 def test_prefill(target: Device, dtype: str, exact: bool) -> None:
     """Of a shape whose programs test_linear_few_rows_cpu.py has, too."""

@@ -96,9 +96,13 @@ KIND |= {"glm4_moe_lite-odd": "gpu"} | dict.fromkeys(FURTHER, "as it is")
 where it has other parts in the first's sizes: most programs are the first's. Where its sizes are others, which
 tests/kernels has, the device's own, which take a third of the time; but in one shape, whose rows are no whole tiles.
 """
-IN_ONE_LAUNCH = ("qwen3_5_text-odd", "deepseek_v3-odd", "gemma4_text-apart", "gemma4_text-late")
-"""Of the further shapes, those that a CPU has a persistent kernel of: with recurrent layers, with latents, and with
-heads of a layer's own. Each is compiled for one case alone.
+IN_ONE_LAUNCH = (
+    *("llama-biases", "olmo2", "qwen3", "gemma2", "cohere2", "apertus", "minimax_m2", "gpt_oss"),
+    *("qwen3_moe", "granitemoeshared", "lfm2_moe", "nemotron_h", "qwen3_5_text-odd", "deepseek_v3-odd"),
+    *("gemma4_text-apart", "gemma4_text-late"),
+)
+"""Those that a CPU has a persistent kernel of, which takes 3 s to compile: every kind of layer is among them. The other
+families have the same kinds in other combinations; tests/kernels/test_persistent_step.py shows the same bits.
 """
 
 
@@ -138,10 +142,10 @@ def device_as(default_device: Device) -> Iterator[Callable[[str], Device]]:
 def kind(request: pytest.FixtureRequest, device_as: Callable[[str], Device]) -> Device:
     """The device with its own kernels, those of a CPU, or as a GPU the portable ones on the same device.
 
-    Where a family is met in a further shape, no CPU has a persistent kernel but of IN_ONE_LAUNCH.
+    A CPU has persistent kernels of IN_ONE_LAUNCH alone.
     """
     name = request.node.callspec.params["name"]
-    if name in OTHERS and name not in IN_ONE_LAUNCH:
+    if name not in IN_ONE_LAUNCH:
         request.getfixturevalue("separate_launches")
     return device_as(request.param)
 

@@ -11,8 +11,8 @@ import pytest
 from family_files import gguf_architecture, gguf_tensors, write_metadata
 from gguf_reference import write_out
 from helpers import random_weights, relative_error, small_config, transformers_logits, transformers_model
+from late_kernels import compile_when_used
 from parameters import slow_except
-from tiers import is_full
 
 import llmcl
 from llmcl.architectures.config import ModelConfig
@@ -24,8 +24,8 @@ from llmcl.kernels.common.dtype import QUANTIZED
 from llmcl.runtime.device import Device
 from llmcl.tools.trials import random_blocks
 
-if not is_full():  # the persistent kernels take seconds to compile
-    pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
+pytestmark = pytest.mark.usefixtures("separate_launches_in_module")
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 BOUND = 1e-4
 CONFIG = small_config(hidden_size=256, intermediate_size=512, head_dim=64, n_q_heads=4, n_kv_heads=2)
