@@ -38,7 +38,7 @@ from own_cache import use_own_cache
 from tiers import FULL, is_full
 
 ROOT = Path(__file__).resolve().parent.parent
-FILES_A_PROCESS = 7
+FILES_A_PROCESS = 14  # half of them in the full run, where three compilers hold on to memory
 # Those that took the most CPU seconds in both tiers together with no compiled kernels, the longest first.
 LONGEST = [
     "tests/models/test_families.py",
@@ -142,7 +142,7 @@ def chunks() -> list[list[str]]:
     """Files in groups, the one that takes longest first, so that all cores have work to the end."""
     files = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py"))
     files.sort(key=lambda file: LONGEST.index(file) if file in LONGEST else len(LONGEST))
-    n = -(-len(files) // FILES_A_PROCESS)
+    n = -(-len(files) // (FILES_A_PROCESS // 2 if is_full() else FILES_A_PROCESS))
     return [files[i::n] for i in range(n)]
 
 

@@ -33,7 +33,8 @@ CPU, OTHER_CPU, RENDERER, SIMULATOR = (
         (CPU, [CPU, OTHER_CPU], True, {"cpu", "cpu small", "portable", "portable small"}),
         (OTHER_CPU, [CPU, OTHER_CPU], True, {"cpu", "cpu small"}),
         (RENDERER, [RENDERER], False, {"portable", "portable small"}),
-        (SIMULATOR, [SIMULATOR], False, {"cpu small", "portable small"}),
+        (SIMULATOR, [SIMULATOR], False, {"portable small"}),
+        (SIMULATOR, [SIMULATOR], True, {"cpu small", "portable small"}),
     ],
 )
 def test_a_device_runs_the_variants_that_it_chooses(

@@ -63,10 +63,11 @@ def runs_variant(
 
     A device runs the variants that it chooses, Oclgrind the small cases. In the full run the first device also runs the
     small cases of the portable variant, and all of them if no other device chooses it; `make test` leaves the small
-    cases to Oclgrind where that is installed. Other compilers than a CPU's take tens of seconds for a CPU's variant.
+    cases to Oclgrind where that is installed, which then runs no others. Other compilers than a CPU's take tens of
+    seconds for a CPU's variant.
     """
     if device_id(entry) == "oclgrind" and variant in ("cpu", "portable"):
-        return variant in small_in
+        return variant in small_in and (variant == "portable" or is_full())
     if variant != not_chosen(entry):
         return True
     if variant != "portable" or entry is not devices[0]:

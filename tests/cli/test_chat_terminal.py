@@ -19,7 +19,7 @@ import struct
 import termios
 
 
-@pytest.mark.parametrize("columns", [60, 120])
+@pytest.mark.parametrize("columns", [60, pytest.param(120, marks=pytest.mark.slow)])
 def test_a_paste_is_one_message_and_typing_waits_for_the_prompt(columns: int, tmp_path: Path) -> None:
     process, terminal = pty.fork()
     if process == 0:

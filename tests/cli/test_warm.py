@@ -34,6 +34,7 @@ def kept(model: str, default_device: Device, run_here: Run, tmp_path: Path) -> P
     return folder
 
 
+@pytest.mark.slow
 def test_later_starts_compile_nothing(model: str, kept: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(kept, copy)

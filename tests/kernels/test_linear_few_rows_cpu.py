@@ -109,7 +109,9 @@ PRODUCTS = [
     *((dtype, "swiglu", True) for dtype in ("q4_0", "q6_k", "bfloat16")),
     ("q4_0", "add", True),
 ]
-FAST = {*((*case, False) for case in PRODUCTS), ("q4_0", "store", False, True), ("q6_k", "swiglu", True, True)}
+TYPES = (*DTYPES, "q4_0", "q5_1", "q8_0", "q4_k", "q6_k", "iq3_s", "mxfp4")  # test_linear_quantized.py has all of them
+FAST = {(*case, False) for case in PRODUCTS if case[0] in TYPES}
+FAST |= {("q4_0", "store", False, True), ("q6_k", "swiglu", True, True)}
 CASES = [(*case, exact) for case in (*PRODUCTS, *MORE_PRODUCTS) for exact in (False, True)]
 
 

@@ -29,6 +29,7 @@ from helpers import (
     with_blocks,
 )
 from late_kernels import compile_when_used
+from parameters import slow_except
 from tiers import is_full
 
 import llmcl
@@ -299,7 +300,7 @@ def test_pages_hold_what_a_contiguous_cache_does(default_device: Device, tmp_pat
     assert relative_error(logits[1], logits[0]) < 2e-5
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[slow] * (name not in FIRST.values())) for name in ALL])
+@pytest.mark.parametrize("name", slow_except(ALL, MOST, "gpt_oss", "nemotron_h", "qwen3_5_text", "deepseek_v3"))
 def test_the_twin_computes_what_transformers_does(name: str) -> None:
     config = ALL[name]
     weights = random_weights(config, seed=2)
