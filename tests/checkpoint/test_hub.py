@@ -277,6 +277,7 @@ def test_the_demo_model_is_never_another_one(monkeypatch):
         open_checkpoint("smollm")
 
 
+@pytest.mark.slow
 def test_as_a_user_runs_it(server, tmp_path):
     """The endpoint and the cache come from the environment; the second run has no hub to ask."""
     code = (

@@ -115,6 +115,7 @@ def test_text_goes_to_stdout_and_everything_else_to_stderr(answer: dict[str, Any
     assert answer["text"] not in done.stderr
 
 
+@pytest.mark.slow
 def test_quiet_leaves_standard_error_empty_and_a_pipe_is_a_prompt(answer: dict[str, Any]) -> None:
     done = run("generate", "-m", MODEL, "-n", "16", "-q", stdin=QUESTION + "\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, answer["text"] + "\n", "")

@@ -52,7 +52,7 @@ def prompts(n: int) -> list[list[int]]:
     [
         pytest.param({}, marks=pytest.mark.slow, id="greedy"),
         pytest.param(SAMPLED, id="sampled"),
-        pytest.param(MIROSTAT, id="mirostat"),
+        pytest.param(MIROSTAT, marks=pytest.mark.slow, id="mirostat"),
         pytest.param(DRY, id="dry"),
     ],
 )

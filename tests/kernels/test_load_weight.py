@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import pytest
 from helpers import DTYPES, GUARD_WORDS, poisoned, read_guarded, to_storage
+from parameters import each_value
 from stored_rows import StoredRows, random_rows
 
 from llmcl import reference
@@ -63,8 +64,7 @@ def test_every_format(device: Device, format: str, rows: int) -> None:
     check(device, "float32", random_rows(format, rows, 512))
 
 
-@pytest.mark.parametrize("format", ["F32", "BF16", "Q5_1", "Q6_K"])
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@each_value(("format", ["F32", "BF16", "Q5_1", "Q6_K"]), ("dtype", ["float16", "bfloat16"]))
 def test_rounding(device: Device, format: str, dtype: str) -> None:
     check(device, dtype, random_rows(format, 131, 512))
 

@@ -102,7 +102,7 @@ def parameters(name: str, **more: Any) -> SamplingParams:
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-@pytest.mark.parametrize("vocab", [SMALL, LARGE])
+@pytest.mark.parametrize("vocab", [SMALL, pytest.param(LARGE, marks=pytest.mark.slow)])  # 3 s to compile
 def test_survivors_temperature_and_token(target: Device, vocab: int, name: str) -> None:
     bench = Bench(target, random_logits(vocab, 3), parameters(name))
     logits, p = bench.logits, bench.params

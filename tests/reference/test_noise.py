@@ -93,6 +93,7 @@ def test_neighbouring_tokens_steps_and_seeds_are_independent() -> None:
         assert abs(bin_deviation(grid, 256)) < 6, name
 
 
+@pytest.mark.slow
 def test_no_two_steps_or_seeds_share_a_sequence() -> None:
     """Not even in another order, as with a single key (noise(token ^ key)) half of these would."""
     sets = [

@@ -133,9 +133,9 @@ def test_sample_threshold_ties_and_edges() -> None:
         (1.0, 0, 1.0, 0.0),
         pytest.param(0.5, 0, 1.0, 0.0, marks=pytest.mark.slow),
         pytest.param(1.7, 0, 1.0, 0.0, marks=pytest.mark.slow),
-        (1.0, 8, 1.0, 0.0),
-        (0.8, 0, 0.8, 0.0),
-        (1.2, 0, 1.0, 0.15),
+        pytest.param(1.0, 8, 1.0, 0.0, marks=pytest.mark.slow),
+        pytest.param(0.8, 0, 0.8, 0.0, marks=pytest.mark.slow),
+        pytest.param(1.2, 0, 1.0, 0.15, marks=pytest.mark.slow),
         (0.9, 20, 0.9, 0.05),
     ],
 )

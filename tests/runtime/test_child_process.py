@@ -88,10 +88,10 @@ def test_paths_of_drivers_still_name_the_same_files(tmp_path: Path, monkeypatch:
 
 COMMANDS = [
     "devices",
-    "generate -m smollm2 -p Hi -n 2 --regex [ab]+",
     *(
         pytest.param(words, marks=pytest.mark.slow)
         for words in (
+            "generate -m smollm2 -p Hi -n 2 --regex [ab]+",
             "models",
             "devices --format json",
             "chat -m smollm2 -n 2",

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from parameters import slow_except
 
 from llmcl.errors import KernelBuildError, UsageError
 from llmcl.runtime import compilers
@@ -201,7 +202,7 @@ with compilers.Compilers(device.entry, keys, 2) as children:
 
 
 @pytest.mark.skipif(not hasattr(os, "getppid") or sys.platform == "win32", reason="signals")
-@pytest.mark.parametrize("ending", ["exit", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("ending", slow_except(["exit", "SIGINT", "SIGKILL"], "SIGKILL"))
 def test_no_child_is_left(programs: ProgramCache, default_device: Device, ending: str) -> None:
     how = "exits" if ending == "exit" else "waits"
     arguments = [sys.executable, "-c", SCRIPT, default_device.name, how]

@@ -325,6 +325,7 @@ def test_processes_that_start_at_once_do_not_disturb_each_other(tmp_path: Path) 
     assert set(outputs) == {outputs[0]}
 
 
+@pytest.mark.slow
 def test_listing_devices_opens_none_of_them(tmp_path: Path) -> None:
     code = """
 import pyopencl as cl

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from fake_embedder import FakeEmbedder, FakeReranker
 from fake_server import INFILL, FakeEngine, Running, byte_tokenizer, running, wait_for
+from parameters import slow_except
 
 from llmcl.serve import body
 from llmcl.tokenizer import Tokenizer
@@ -169,7 +170,11 @@ def able() -> Iterator[Running]:
         yield server
 
 
-@pytest.mark.parametrize("value", [10**400, -(10**400), 1e308, [10**400], {"x": 10**400}], ids=lambda v: str(v)[:9])
+@pytest.mark.parametrize(
+    "value",
+    slow_except([10**400, -(10**400), 1e308, [10**400], {"x": 10**400}], 10**400, 1e308),
+    ids=lambda v: str(v)[:9],
+)
 def test_no_field_fails_by_a_number(value: Any, able: Running) -> None:
     """Whatever field of whichever path has it."""
     described = able.http.get("/openapi.json").json()["paths"]

@@ -287,8 +287,7 @@ def test_a_row_that_has_no_token_ends_the_answer_with_the_cause(shape: str, defa
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sampling", ["greedy", "sampled with a penalty"])
-@pytest.mark.parametrize("drafter", ["lookup", "model", "wrong"])
+@each_value(("drafter", ["lookup", "model", "wrong"]), ("sampling", ["greedy", "sampled with a penalty"]))
 def test_an_engine_drafts_for_a_text_that_is_alone(drafter: str, sampling: str, llm: LLM, draft_llm: LLM) -> None:
     """And the ids stay the same when others come and go, and where the pool has no page for a draft."""
     options: dict[str, Any] = {"ignore_eos": True, **SAMPLINGS[sampling]}
