@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from demo_text import TEXT
 from gguf import GGMLQuantizationType, quants
 from late_kernels import compile_when_used
 
@@ -19,8 +20,7 @@ from llmcl.tools.perplexity import perplexity
 
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
-TEXT = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text(encoding="utf-8")
-WINDOW, WINDOWS = 256, 2
+WINDOW, WINDOWS = 128, 2
 # Formats for the layers in turn; only the rows of ffn_down (1536 values) are whole super-blocks of the k formats.
 FORMATS = {
     "attn": ("Q4_0",),
