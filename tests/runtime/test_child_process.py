@@ -94,9 +94,7 @@ COMMANDS = [
             "generate -m smollm2 -p Hi -n 2 --regex [ab]+",
             "models",
             "devices --format json",
-            "chat -m smollm2 -n 2",
             "serve -m smollm2 --port 0",
-            "perplexity -m smollm2 -f {text} -c 4",
             "convert smollm2 {folder}/out.gguf",
             "profile --random {shape} -p 4 -n 2 -o {folder}/profile",
             "tune --random {shape}",
@@ -111,9 +109,8 @@ def test_no_command_imports_a_file_of_the_current_folder(marker: Path, tmp_path:
     script = tmp_path / "bin" / "llmcl"
     script.parent.mkdir()
     script.write_text("from llmcl.__main__ import main\nmain()\n")  # as pip writes it
-    (tmp_path / "text.txt").write_text("a few words to measure")
     (tmp_path / "shape.json").write_text(json.dumps(TINY_SHAPE))
-    names = {"text": tmp_path / "text.txt", "shape": tmp_path / "shape.json", "folder": tmp_path}
+    names = {"shape": tmp_path / "shape.json", "folder": tmp_path}
     cache, programs = tmp_path / "cache", cache_dir() / "programs"
     cache.mkdir(mode=0o700)  # without answers of children, so that each is started
     make_folder(programs)
