@@ -98,7 +98,6 @@ def open_file(path: Path, name: str) -> Checkpoint:
     metadata, stored = _read_parts(path)
     config = config_from_gguf(metadata, stored.keys(), GgufFactors(**_rope_factors(stored)))
     family = FAMILIES[config.architecture]
-    layer_names = {**LAYER_MODULE_NAMES, **family.gguf_modules}
     by_hf_name: dict[str, StoredTensor] = {}
     shapes = config.tensors()
     for gguf_name, tensor in stored.items():
@@ -107,7 +106,7 @@ def open_file(path: Path, name: str) -> Checkpoint:
         if gguf_name in JUDGING_TENSORS and family.judges:
             by_hf_name[gguf_name] = tensor
             continue
-        hf_names = _hf_names(gguf_name, layer_names, family.gguf_tensors)
+        hf_names = model_names(gguf_name, family)
         hf_name = hf_names[0]
         parts = [(hf_name, tensor)]
         shape = shapes.get(hf_name, tensor.shape)
@@ -391,12 +390,11 @@ def _is_drafting(gguf_name: str, family: Family, n_layers: int) -> bool:
     return family.gguf_drafting_layers and match is not None and int(match[1]) >= n_layers
 
 
-def _hf_names(gguf_name: str, layer_names: Mapping[str, str], layer_tensors: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight, or several names for an entry in _FUSED.
-    layer_tensors: see `Family.gguf_tensors`.
-    """
-    if (match := _OF_LAYER.fullmatch(gguf_name)) and match[2] in layer_tensors:
-        return (f"model.layers.{match[1]}.{layer_tensors[match[2]]}",)
+def model_names(gguf_name: str, family: Family) -> tuple[str, ...]:
+    """Returns blk.3.attn_q.weight -> model.layers.3.self_attn.q_proj.weight, or several for an entry in _FUSED."""
+    layer_names = {**LAYER_MODULE_NAMES, **family.gguf_modules}
+    if (match := _OF_LAYER.fullmatch(gguf_name)) and match[2] in family.gguf_tensors:
+        return (f"model.layers.{match[1]}.{family.gguf_tensors[match[2]]}",)
     if match := _LAYER_TENSOR.fullmatch(gguf_name):
         index, module, suffix = match.groups()
         hf_modules = (layer_names.get(part, part) for part in _FUSED.get(module, (module,)))

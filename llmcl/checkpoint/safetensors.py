@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 WEIGHTS_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 # Prefixes in multimodal models, and the names in a text-only model.
-_TEXT_PREFIXES = {
+TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
@@ -125,8 +125,8 @@ def check_no_adapter(files: Collection[str]) -> None:
             "an adapter beside a model, which would change it" if "config.json" in files else "an adapter, not a model"
         )
         raise UnsupportedModelError(
-            f"{adapter} is there: this is {what}. llmcl does not apply adapters: merge it into its model (in PEFT: "
-            "model.merge_and_unload()) and save that, or remove the adapter's files."
+            f"{adapter} is there: this is {what}. Name the model with -m, and the adapter's folder, apart from it, with "
+            "--lora (lora=)."
         )
 
 
@@ -179,7 +179,7 @@ def _text_tensors(stored: dict[str, StoredTensor]) -> dict[str, StoredTensor]:
     """Returns the text part's tensors under text-only names. Raises CheckpointError for a duplicate."""
     tensors: dict[str, StoredTensor] = {}
     for name, tensor in stored.items():
-        for prefix, alone in _TEXT_PREFIXES.items():
+        for prefix, alone in TEXT_PREFIXES.items():
             if name.startswith(prefix):
                 name = alone + name.removeprefix(prefix)
                 break

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -122,6 +122,11 @@ class Checkpoint:
             pairs = values.reshape(-1, self.config.head_dim // 2, 2, *info.shape[1:])
             values = pairs.swapaxes(1, 2).reshape(info.shape)
         return values
+
+    def replace_rows(self, info: TensorInfo, view: Callable[[np.ndarray | RowView], RowView]) -> None:
+        """Replaces a tensor's rows by a view of them. info: describes the new rows."""
+        self._rows[info.name] = view(self._rows[info.name])
+        self.tensors[info.name] = info
 
     def close(self) -> None:
         """Releases the files."""

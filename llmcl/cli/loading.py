@@ -106,6 +106,7 @@ def load_to_answer(
         chat_template_file=loading.chat_template_file,
         prompt_lookup=loading.prompt_lookup,
         draft_model=loading.draft_model,
+        lora=loading.lora,
         compile_kernels=compile_kernels,
         quiet=quiet,
         progress=progress,
@@ -124,6 +125,7 @@ def load_model(
     chat_template_file: str | None = None,
     prompt_lookup: bool = False,
     draft_model: str | None = None,
+    lora: list[str] | None = None,
     compile_kernels: bool = True,
     quiet: bool,
     progress: Progress | None = None,
@@ -152,6 +154,8 @@ def load_model(
         settings["chat_template"] = read_text(chat_template_file, named("--chat-template-file", chat_template_file))
     if prompt_lookup or draft_model is not None:
         settings |= {"prompt_lookup": prompt_lookup, "draft_model": draft_model}
+    if lora:
+        settings["lora"] = lora
     if combo is not None:
         from llmcl.tools.tune import combination
 

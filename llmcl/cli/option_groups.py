@@ -140,6 +140,7 @@ class LoadingToAnswer(Loading):
     combo: opt.Combo = None
     prompt_lookup: opt.PromptLookup = False
     draft_model: opt.DraftModel = None
+    lora: opt.Lora = None
 
 
 @dataclass(frozen=True)

@@ -204,6 +204,17 @@ ChatTemplateFile = Annotated[
         help="Use this chat template (Jinja) instead of the model's own.",
     ),
 ]
+Lora = Annotated[
+    list[str] | None,
+    option(
+        MODEL_PANEL,
+        "--lora",
+        "--lora-scaled",
+        metavar="[NAME=]PATH[:SCALE]",
+        env=False,
+        help="Apply a LoRA adapter: a PEFT folder or a GGUF file. Can be repeated.",
+    ),
+]
 PromptLookup = Annotated[
     bool,
     option(

@@ -88,6 +88,7 @@ def perplexity(
     chunks: Chunks = None,
     reference: Reference = None,
     reference_dtype: ReferenceDtype = None,
+    lora: opt.Lora = None,
     loading: Loading = Loading(),
     format: opt.Format = "text",
     quiet: opt.Quiet = False,
@@ -99,10 +100,10 @@ def perplexity(
     text = read_prompt(None if file is not None else "-", file)
     with ExitStack() as stack:
 
-        def loaded(name: str, how: Loading) -> LLM:
-            return stack.enter_context(load_model(name, how, ctx_size=ctx_size, quiet=quiet))
+        def loaded(name: str, how: Loading, lora: list[str] | None = None) -> LLM:
+            return stack.enter_context(load_model(name, how, ctx_size=ctx_size, lora=lora, quiet=quiet))
 
-        llm = loaded(model, loading)
+        llm = loaded(model, loading, lora)
         other = None
         if reference is not None or reference_dtype is not None:
             other = loaded(reference or model, replace(loading, dtype=reference_dtype or "auto", quantize=None))

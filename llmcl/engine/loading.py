@@ -14,6 +14,7 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.embedding_settings import embedding_settings
+from llmcl.checkpoint.lora import LoraRequest, adapter_key, merge, open_adapter, why_not_merged
 from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.judging import judging_head
@@ -108,6 +109,7 @@ def load(
     prompt_lookup: bool = False,
     draft_model: str | None = None,
     compile_kernels: bool = True,
+    lora: str | Sequence[str] = (),
 ) -> LLM:
     """Loads a model onto a device.
 
@@ -136,6 +138,7 @@ def load(
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE for prefill attention; they override the values stored by `llmcl tune`.
     chat_template: Jinja source that replaces or adds the model's template.
     compile_kernels: False compiles each kernel at first use, for a model that only serves an `engine`.
+    lora: LoRA adapters for every text, as [NAME=]PATH[:SCALE]: a PEFT folder or a GGUF file (docs/guide/lora.md).
     prompt_lookup, draft_model: speculative decoding (docs/guide/python.md). Drafts copy the continuation of the same
     tokens earlier in the text, or come from a smaller model with the same vocabulary, named like `model`.
 
@@ -148,6 +151,7 @@ def load(
     check_function("progress", progress)
     where = SplitRequest.of(device, split, split_shares)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
+    requests = [LoraRequest.parse(text) for text in ([lora] if isinstance(lora, str) else lora)]
     if prompt_lookup and draft_model is not None:
         raise UsageError(
             f"prompt_lookup (--prompt-lookup) and draft_model (--draft-model) {shown(draft_model)} are both given; "
@@ -163,6 +167,12 @@ def load(
     with checkpoint:
         if prompt_lookup or draft_model is not None:
             _check_verifies(checkpoint.config, model)
+        applied = [(open_adapter(each, checkpoint.config, checkpoint.tensors), each.scale) for each in requests]
+        if why := why_not_merged([adapter for adapter, _ in applied], checkpoint):
+            raise UnsupportedModelError(
+                f"{shown(model)} with adapters (--lora): {why}; use a model in BF16, F16 or F32"
+            )
+        merge(checkpoint, applied)
         trained = checkpoint.config.max_position
         if max_context is not None and max_context > trained:
             _log.warning(
@@ -188,7 +198,9 @@ def load(
             model,
             checkpoint.config,
             where,
-            lambda dev, span: load_weights(dev, checkpoint, types, on_progress, span),
+            lambda dev, span: replace(
+                load_weights(dev, checkpoint, types, on_progress, span), merged=adapter_key(applied)
+            ),
             types,
             cache,
             score_mod,

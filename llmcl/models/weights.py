@@ -51,6 +51,7 @@ class ModelWeights:
     head: Weight | None  # [vocab, hidden]; the embedding itself if tied; None: other layers follow on another device
     layer_inputs: LayerInputTensors | None = None
     encoder: EncoderTensors | None = None
+    merged: bytes = b""  # identifies the adapters that were added to the matrices
 
     @property
     def matrices(self) -> list[Weight]:
@@ -70,6 +71,7 @@ class ModelWeights:
         samples.
         """
         weights = [self.embedding, *self.matrices, *([self.layer_inputs.embedding] if self.layer_inputs else [])]
+        yield self.merged
         norms = [] if self.final_norm is None else [self.final_norm]
         buffers = [*norms, *(part.buffer for weight in weights for part in weight.parts)]
         for buffer in buffers:

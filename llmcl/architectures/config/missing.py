@@ -27,7 +27,7 @@ _MISSING = {
     "blocks of diffusion": "dream llada llada-moe",
 }
 _FILE_TYPES = {
-    "adapter": "a LoRA adapter, not a model: merge it into its model (llama.cpp's llama-export-lora)",
+    "adapter": "a LoRA adapter, not a model: name its model with -m, and the adapter with --lora",
     "imatrix": "an importance matrix for quantising, not a model",
     "mmproj": "an encoder of images or sound (mmproj), which belongs beside a model",
 }
