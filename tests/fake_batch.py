@@ -22,6 +22,7 @@ from helpers import small_config
 from llmcl.engine.generation import AnswerOptions
 from llmcl.engine.leases import Leases
 from llmcl.errors import UsageError
+from llmcl.models.adapters import AdapterSet
 from llmcl.models.batch import PromptChunk
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -275,7 +276,9 @@ class FakeLLM:
     def __init__(self) -> None:
         self.leases = Leases(self.model_name)
         self.device = SimpleNamespace(compile_s=0.0, peak_bytes=7, is_cpu=True)
-        self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=VOCAB), check_vocabulary=lambda token_ids: None)
+        self.model = SimpleNamespace(
+            config=SimpleNamespace(vocab_size=VOCAB), check_vocabulary=lambda token_ids: None, adapters=AdapterSet()
+        )
         self.tokenizer = SimpleNamespace(
             detokenizer=lambda as_it_is=False: Detokenizer(lambda token: bytes([97 + token % 26])),
             eos_token_ids=frozenset({VOCAB - 1}),

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from family_files import gguf_architecture, gguf_tensors, write_metadata
+from gguf_reference import write_out
 from helpers import weight_shapes
 from numpy.typing import NDArray
 
@@ -68,3 +70,33 @@ def save_peft(folder: Path, factors: Factors, tensors: Mapping[str, Any] | None 
     save_file(named | dict(tensors or {}), folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(SETTINGS | settings))
     return folder
+
+
+def save_gguf_adapter(path: Path, config: ModelConfig, factors: Factors, alpha: float = 12.0, **metadata: str) -> Path:
+    """Writes the file of llama.cpp's convert_lora_to_gguf.py, which permutes B as the converter permutes weights."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, gguf_architecture(config))
+    for key, value in ({"general.type": "adapter", "adapter.type": "lora"} | metadata).items():
+        writer.add_string(key, value)
+    writer.add_float32("adapter.lora.alpha", alpha)
+    for name, (a, b) in factors.items():
+        for gguf_name, permuted in gguf_tensors(config, {f"{name}.weight": b}):
+            writer.add_tensor(f"{gguf_name}.lora_a", a)
+            writer.add_tensor(f"{gguf_name}.lora_b", np.ascontiguousarray(permuted))
+    return write_out(writer, path)
+
+
+def save_q8_0(path: Path, config: ModelConfig, weights: Mapping[str, NDArray[np.float32]]) -> Path:
+    """Writes the model as a GGUF file whose matrices are Q8_0."""
+    import gguf
+
+    writer = gguf.GGUFWriter(path, gguf_architecture(config))
+    write_metadata(writer, config)
+    kind = gguf.GGMLQuantizationType.Q8_0
+    for name, values in gguf_tensors(config, weights):
+        if values.ndim == 2:
+            writer.add_tensor(name, gguf.quants.quantize(np.ascontiguousarray(values), kind), raw_dtype=kind)
+        else:
+            writer.add_tensor(name, values)
+    return write_out(writer, path)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from llmcl.checkpoint.tensors import Checkpoint, RowView, TensorInfo, read_rows
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, one_line, shown
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _of_tensors(
             f"{factors.stored} changes the token embedding, which llmcl does not apply; use an adapter without it."
         )
     lacking = next((name for name in factors.tensors if name not in tensors), None)
-    if lacking == _HEAD and config.tie_embeddings:
+    if lacking == HEAD and config.tie_embeddings:
         lacking = None
     if lacking is not None:
         raise CheckpointError(
@@ -171,12 +171,12 @@ def _of_tensors(
         first += info.shape[0]
         is_rotary = name.endswith((".q_proj.weight", ".k_proj.weight"))
         if is_rotary and source.interleaves_rope != info.rope_interleaved:
-            b = _pairs_moved(b, config, apart=source.interleaves_rope)
+            b = pairs_moved(b, config, apart=source.interleaves_rope)
         changes.append((name, LowRank(factors.a, b)))
     return changes
 
 
-def _pairs_moved(rows: np.ndarray, config: ModelConfig, *, apart: bool) -> np.ndarray:
+def pairs_moved(rows: np.ndarray, config: ModelConfig, *, apart: bool) -> np.ndarray:
     """Moves rotary pairs of rows half of rotary_dim apart, or from there next to each other."""
     size, rotated = config.head_dim, config.rotary_dim or config.head_dim
     heads = rows.reshape(-1, size, *rows.shape[1:]).copy()
@@ -230,11 +230,24 @@ def merge(checkpoint: Checkpoint, adapters: Sequence[tuple[Adapter, float]]) -> 
         checkpoint.replace_rows(merged, partial(_MergedRows, format=info.format, changes=of_tensor))
 
 
-def adapter_key(adapters: Sequence[tuple[Adapter, float]]) -> bytes:
-    """Identifies a choice of adapters with their scales: 8 bytes, or none for an empty choice."""
-    if not adapters:
-        return b""
-    key = blake2b(digest_size=8)
-    for adapter, scale in adapters:
-        key.update(adapter.digest + np.float64(scale).tobytes())
-    return key.digest()
+@dataclass(frozen=True)
+class AdapterChoice:
+    """The adapters of a text, with their scales."""
+
+    adapters: tuple[tuple[Adapter, float], ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.adapters)
+
+    @cached_property
+    def key(self) -> bytes:
+        """Identifies the numbers: 8 bytes, or none without adapters."""
+        if not self.adapters:
+            return b""
+        key = blake2b(digest_size=8)
+        for digest, scale in sorted((adapter.digest, scale) for adapter, scale in self.adapters):
+            key.update(digest + np.float64(scale).tobytes())
+        return key.digest()
+
+
+NO_ADAPTERS = AdapterChoice()

@@ -125,8 +125,8 @@ def check_no_adapter(files: Collection[str]) -> None:
             "an adapter beside a model, which would change it" if "config.json" in files else "an adapter, not a model"
         )
         raise UnsupportedModelError(
-            f"{adapter} is there: this is {what}. Name the model with -m, and the adapter's folder, apart from it, with "
-            "--lora (lora=)."
+            f"{adapter} is there: this is {what}. Name the model with -m, and the adapter's folder, apart from "
+            "it, with --lora (lora=)."
         )
 
 

@@ -49,6 +49,7 @@ class AnswerSettings(TypedDict, total=False):
     grammar: str | None
     choices: Sequence[str] | None
     logits_processor: LogitsProcessor | None
+    lora: str | Mapping[str, float] | None
     raw: bool
     system_prompt: str | None
     progress: Progress | None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -12,6 +12,7 @@ from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 from weakref import finalize
 
+from llmcl.checkpoint.lora import NO_ADAPTERS, Adapter, AdapterChoice
 from llmcl.engine.dry_breakers import with_breakers
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, answer_options, token_budget
@@ -26,6 +27,7 @@ from llmcl.engine.step_loop import StepBatch, StepLoop
 from llmcl.engine.worker import Answering, End, Worker, nothing
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, check_whole, shown
 from llmcl.models import prefix_file
+from llmcl.models.adapters import AdapterSet
 from llmcl.models.model import Model
 from llmcl.ops.logprobs import check_alternatives
 from llmcl.ops.sample import WHOLE
@@ -74,6 +76,8 @@ class ServedLLM(Protocol):
     def encode(self) -> Callable[..., list[int]]: ...
     def check_prompt(self, ids: list[int]) -> None: ...
     def compiled(self, options: AnswerOptions) -> Compiled | None: ...
+    def open_lora(self, lora: str) -> Adapter: ...
+    def put_lora(self, adapter: Adapter, used: Iterable[Adapter] = ()) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -86,6 +90,7 @@ class Question:
     grammar: Compiled | None = None
     prompt_logprobs: int | None = None
     shown: bool = False
+    adapters: AdapterChoice = NO_ADAPTERS
 
     def again(self, i: int) -> Question:
         """The same question for answer i of several, which draws with another seed."""
@@ -226,7 +231,8 @@ class Engine:
                 "open the engine with a larger max_context or more pages (kv_pages)"
             )
         grammar = self._llm.compiled(answer)
-        return Question(ids, answer, int(priority), grammar, prompt_logprobs, shown=is_chat(prompt, raw=raw))
+        adapters, is_shown = self._llm.model.adapters.choice(answer.lora), is_chat(prompt, raw=raw)
+        return Question(ids, answer, int(priority), grammar, prompt_logprobs, is_shown, adapters)
 
     def ask(self, question: Question) -> Request:
         """Begins the answer to a checked request."""
@@ -282,6 +288,7 @@ class Engine:
             matcher,
             prompt_logprobs=question.prompt_logprobs,
             processor=options.logits_processor,
+            adapters=question.adapters,
         )
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 
@@ -315,6 +322,25 @@ class Engine:
     def totals(self) -> StepTotals:
         """Returns the work and time of all steps so far."""
         return self._worker.totals
+
+    # ---- adapters ------------------------------------------------------------------------------------
+
+    def load_lora(self, lora: str) -> str:
+        """Loads a LoRA adapter, [NAME=]PATH, between two steps, in place of an older one with its name. Returns the
+        name, for the option `lora` of requests. Running answers wait. Raises the errors of `LLM.load_lora`.
+        """
+        opened = self._llm.open_lora(lora)
+        self._worker.call(lambda loop: self._llm.put_lora(opened, loop.adapters))
+        return opened.name
+
+    def unload_lora(self, name: str) -> None:
+        """Unloads an adapter. Running answers go on with it. Raises UsageError for an unknown name."""
+        self._worker.call(lambda loop: self._llm.model.adapters.unload(name))
+
+    @property
+    def loras(self) -> AdapterSet:
+        """Returns the loaded adapters."""
+        return self._llm.model.adapters
 
     # ---- the prefix cache in a file -----------------------------------------------------------------
 

@@ -78,6 +78,7 @@ class AnswerOptions(SamplingOptions, _AnswerLength):
     grammar: str | None = None
     choices: Sequence[str] | None = None
     logits_processor: LogitsProcessor | None = None
+    lora: str | Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         check_whole("max_tokens", self.max_tokens)
@@ -86,6 +87,8 @@ class AnswerOptions(SamplingOptions, _AnswerLength):
         # A copy, because the caller's object may be an iterator, or change while the answer is generated.
         if isinstance(self.stop, Iterable) and not isinstance(self.stop, (str, bytes)):
             object.__setattr__(self, "stop", tuple(self.stop))
+        if isinstance(self.lora, Mapping):
+            object.__setattr__(self, "lora", dict(self.lora))
         if isinstance(self.logit_bias, Mapping):
             object.__setattr__(self, "logit_bias", dict(self.logit_bias))
         StopMatcher(self.stop)

@@ -15,6 +15,7 @@ from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine,
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
+from llmcl.engine.lora_adapters import LoraAdapters
 from llmcl.engine.matching import Compiled, grammars_for
 from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
 from llmcl.engine.reranking import Pair, pairs_to_read, relevance
@@ -44,7 +45,7 @@ if TYPE_CHECKING:
     from llmcl.engine.matching import Grammars
 
 
-class LLM(PromptReader, SpeedTests):
+class LLM(PromptReader, SpeedTests, LoraAdapters):
     """A model on a device, ready to generate. Use it as a context manager, or call `close()`.
 
     config, tokenizer (`has_tokenizer`: not with random weights), device, model_name, dtype, kv_dtype, max_context
@@ -133,6 +134,7 @@ class LLM(PromptReader, SpeedTests):
         ignore_eos: no end-of-text token ever ends the answer. dry_sequence_breakers: strings at which a repetition ends
         for DRY; without a tokenizer they have no effect. schema, regex, grammar, choices: a constraint for the
         answer, at most one (`llmcl.grammar.Grammar.of`); max_tokens may cut the answer before it matches.
+        lora: a loaded adapter's name, or names with scales; None: the adapters of `load`.
         logits_processor(token_ids, logits) -> logits: a function that changes the logits before each token is chosen
         (engine/logits_processor.py); the logits are read from the device and written back. n: number of answers to the
         prompt; they yield like a list's answers, with seed, seed + 1, and so on. raw: no chat template. sequence: a
@@ -157,11 +159,12 @@ class LLM(PromptReader, SpeedTests):
         self.check_prompt(ids)
         if options.logit_bias:
             self.model.check_vocabulary(list(options.logit_bias))
-        compiled = self.compiled(options)
+        compiled, adapters = self.compiled(options), self.model.adapters.choice(options.lora)
 
         def answer(asked: list[int], sequence: SequenceState | None) -> Generator[Piece, None, None]:
             if asked is not ids:
                 self.check_prompt(asked)
+            self.model.cache.adapt(sequence or self.sequence, adapters)
             if sequence is None:
                 self.clear()
             else:
@@ -174,7 +177,7 @@ class LLM(PromptReader, SpeedTests):
                 options,
                 load_ms=self.load_ms,
                 progress=progress,
-                speculation=self.speculation,
+                speculation=NO_SPECULATION if adapters else self.speculation,
                 matcher=None if compiled is None else compiled.matcher(),
                 shown=begin is not None or is_chat(prompt, raw=raw),
             )
@@ -351,6 +354,7 @@ class LLM(PromptReader, SpeedTests):
         ids = list(token_ids)
 
         def work() -> np.ndarray:
+            self.adapt_to_defaults()
             self.clear()
             logits = self.model.logits(self.sequence, ids)
             check_logits(self.model, self.sequence, logits)
@@ -456,6 +460,7 @@ class LLM(PromptReader, SpeedTests):
         return pairs_to_read(self.tokenizer, self.embedding.ranking, query, documents, most, truncate=truncate)
 
     def _embedder(self, pooling: Pooling) -> Embedder:
+        self.adapt_to_defaults()
         if (embedder := self._embedders.get(pooling)) is None:
             embedder = Embedder(self.model, self.sequence, self.embedding.dense, pooling)
             self._embedders[pooling] = embedder
@@ -469,6 +474,7 @@ class LLM(PromptReader, SpeedTests):
         return TextReader(self.embedding, self._tokenizer, most, prompt_name, truncate).ids(texts)
 
     def _text_scores(self) -> TextScores:
+        self.adapt_to_defaults()
         if self._scores is None:
             self._scores = TextScores(self.model, self.sequence)
         return self._scores

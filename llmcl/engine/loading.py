@@ -14,7 +14,7 @@ from llmcl.architectures.config import ModelConfig
 from llmcl.attention.mods import MaskMod, ScoreMod
 from llmcl.checkpoint import Checkpoint, checked_name, open_checkpoint
 from llmcl.checkpoint.embedding_settings import embedding_settings
-from llmcl.checkpoint.lora import LoraRequest, adapter_key, merge, open_adapter, why_not_merged
+from llmcl.checkpoint.lora import AdapterChoice, LoraRequest, merge, open_adapter, why_not_merged
 from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
 from llmcl.engine.judging import judging_head
@@ -152,6 +152,8 @@ def load(
     where = SplitRequest.of(device, split, split_shares)
     cache = CacheRequest(kv_dtype, max_context, kv_page_tokens, kv_pages)
     requests = [LoraRequest.parse(text) for text in ([lora] if isinstance(lora, str) else lora)]
+    if len(names := [each.name for each in requests]) > len({*names}):
+        raise UsageError(f"lora (--lora) has the names {', '.join(names)}; expected a different one each: NAME=PATH")
     if prompt_lookup and draft_model is not None:
         raise UsageError(
             f"prompt_lookup (--prompt-lookup) and draft_model (--draft-model) {shown(draft_model)} are both given; "
@@ -168,11 +170,10 @@ def load(
         if prompt_lookup or draft_model is not None:
             _check_verifies(checkpoint.config, model)
         applied = [(open_adapter(each, checkpoint.config, checkpoint.tensors), each.scale) for each in requests]
-        if why := why_not_merged([adapter for adapter, _ in applied], checkpoint):
-            raise UnsupportedModelError(
-                f"{shown(model)} with adapters (--lora): {why}; use a model in BF16, F16 or F32"
-            )
-        merge(checkpoint, applied)
+        beside = why_not_merged([adapter for adapter, _ in applied], checkpoint)
+        merged = () if beside else tuple(applied)
+        if beside is None:
+            merge(checkpoint, applied)
         trained = checkpoint.config.max_position
         if max_context is not None and max_context > trained:
             _log.warning(
@@ -199,7 +200,7 @@ def load(
             checkpoint.config,
             where,
             lambda dev, span: replace(
-                load_weights(dev, checkpoint, types, on_progress, span), merged=adapter_key(applied)
+                load_weights(dev, checkpoint, types, on_progress, span), merged=AdapterChoice(merged).key
             ),
             types,
             cache,
@@ -214,6 +215,11 @@ def load(
         if embedding.ranking is None and (head := judging_head(checkpoint, llm.tokenizer)) is not None:
             embedding = replace(embedding, ranking=head)
         llm.embedding = embedding
+        llm.tensors = checkpoint.tensors
+        for adapter, scale in applied[len(merged) :]:
+            llm.put_lora(adapter)
+            llm.model.adapters.scales[adapter.name] = scale
+        llm.adapt_to_defaults()
     if prompt_lookup:
         llm.speculation = speculation_with(llm.model, None, progress)
     elif draft_model is not None:

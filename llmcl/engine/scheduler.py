@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
+from llmcl.checkpoint.lora import NO_ADAPTERS, AdapterChoice
 from llmcl.engine.logits_processor import LogitsProcessor
 from llmcl.engine.matching import TokenMatcher
 from llmcl.errors import UsageError, counted
@@ -46,6 +47,7 @@ class Job:
     submitted_ns: int | None = None  # time of submission, same clock as begun_ns
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: prompt log-probabilities are not wanted
     processor: LogitsProcessor | None = None  # changes the logits before each token is chosen
+    adapters: AdapterChoice = NO_ADAPTERS
     outgrown: bool = False  # to be read again with the rotary frequencies of longer texts
     preempted: SequenceState | None = None  # the sequence before a preemption, with mirostat's state
     scored: list[LogProb | None] = field(init=False)  # log-probabilities of the prompt's tokens
@@ -55,8 +57,8 @@ class Job:
 
     @property
     def drafts(self) -> bool:
-        """Whether a step may verify a draft: it has no masks and no processors."""
-        return self.matcher is None and self.processor is None and self.params.takes_drafts
+        """Whether a step may verify a draft: it has no masks, no processors and no adapters."""
+        return self.matcher is None and self.processor is None and not self.adapters and self.params.takes_drafts
 
     @property
     def n_scored(self) -> int:
@@ -246,6 +248,7 @@ class Scheduler:
         while self.waiting and budget > 0 and len(self.running) < self.max_sequences:
             job = self.waiting[0]
             sequence = self.cache.sequence()
+            sequence.adapters = job.adapters
             text = [*job.prompt, *job.sampled]
             n_text = len(text)
             restarts = self.cell_tokens and not job.outgrown

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from llmcl.checkpoint.lora import Adapter
 from llmcl.engine.engine_metrics import EngineMetrics
 from llmcl.engine.logits_processor import process_logits
 from llmcl.engine.matching import masks_of
@@ -135,6 +136,12 @@ class StepLoop:
     @property
     def cell_tokens(self) -> int:
         return self._batch.cell_tokens
+
+    @property
+    def adapters(self) -> set[Adapter]:
+        """Returns the adapters of waiting and running jobs."""
+        jobs = (*self._scheduler.waiting, *self._scheduler.running)
+        return {adapter for job in jobs for adapter, _ in job.adapters.adapters}
 
     @property
     def has_work(self) -> bool:

@@ -13,6 +13,7 @@ from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.ragged_step import Run
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.adapted_batch import BatchAdapters
 from llmcl.models.attention_block import AttentionBlock
 from llmcl.models.batch_launches import BatchLaunches
 from llmcl.models.batch_stages import BatchStages
@@ -130,6 +131,14 @@ class Batch:
         self.max_rows = max_rows  # per step
         self.reads_together = reads_together(model)  # False: a step holds decoding rows or one chunk, never both
         self.ragged = bind_ragged(model, max_rows, self.decoding.ops) if self.reads_together else None
+        self._adapted = BatchAdapters(
+            model,
+            self.step_state,
+            self._slots,
+            self.sampler.last_seen,
+            (self.decoding, self.ragged),
+            invariant=invariant,
+        )
         self._before = BatchStages(model, self.step_state, max_rows, invariant=invariant, ragged=self.ragged)
         self._scoring: Scoring | None = None
         separate = [launch for bound in self.decoding.bound.values() for launch in bound.separate]
@@ -215,10 +224,12 @@ class Batch:
                 sampled.append(sequence)
                 self.step_state.write_pages(sequence.pages, slot)
                 self.step_state.write_sequence(slot, sequence.position + len(chunk.token_ids) - 1, sequence.n_sampled)
+        _, ragged = self._adapted.launches([*decode, *(chunk.sequence for chunk in chunks)])
+        assert ragged is not None
         if sampled:
             self._begin_step(sampled)
         self._before.read(runs)
-        self.ragged.run(self.model, runs, wanted)
+        ragged.run(self.model, runs, wanted)
         for chunk in chunks:
             chunk.sequence.token_ids.extend(chunk.token_ids)
             if chunk.is_last:
@@ -303,9 +314,10 @@ class Batch:
         for sequence in sequences:
             self.cache.advance(sequence, 1)
         n = len(sequences)
+        decoding, _ = self._adapted.launches(sequences)
         self._begin_step(sequences)
         self._before.decode(n)
-        self.model.run(self.decoding.launches_for(n), n)
+        self.model.run(decoding.launches_for(n), n)
         self._hand_over(before_sampling)
         return self._sample(sequences)
 

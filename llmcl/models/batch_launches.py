@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from llmcl.kernels.common.linear import FEW_ROWS, few_rows
@@ -21,12 +21,21 @@ from llmcl.runtime.device import Buffer, Launch
 class BatchLaunches:
     """Launches up to the logits, `bound` by row limit. invariant: rows have the same bits alone and beside others."""
 
-    def __init__(self, model: Model, step: StepState, last_seen: Buffer, *, invariant: bool):
-        """last_seen: see `Sampler`."""
+    def __init__(
+        self,
+        model: Model,
+        step: StepState,
+        last_seen: Buffer,
+        *,
+        invariant: bool,
+        adapt: Callable[[PrefillOps], PrefillOps] | None = None,
+    ):
+        """last_seen: see `Sampler`. adapt: adds adapters to ops (adapted_ops.py)."""
         self._model = model
         self._step = step
         self._last_seen = last_seen
         self._invariant = invariant
+        self._adapt = adapt
         # A single row uses the one-token products if the bits stay the same.
         bounds = [1] if invariant and rows_are_decoded(model.device, model.weights.matrices) else []
         bounds += few_rows(step.n_sequences) if step.n_sequences > 1 or not bounds else []
@@ -47,11 +56,13 @@ class BatchLaunches:
         context = model.device, model.config, self._step, replace(act, part_ml=part_ml, part_acc=part_acc)
         attention = RowAttention(*context, shape, splits)
         ops = PrefillOps(*context, attention, model.rotations, self._last_seen, max_rows)
-        return replace(ops, experts_for=FEW_ROWS[0]) if self._invariant else ops
+        ops = replace(ops, experts_for=FEW_ROWS[0]) if self._invariant else ops
+        return ops if self._adapt is None else self._adapt(ops)
 
     def _bind(self, max_rows: int) -> BoundLaunches:
         model = self._model
         ops = self.ops(max_rows, model.act)
         launches = [*stack(model.weights, model.layers, ops), *head(model.weights, ops, model.act.logits)]
         listed = ListedStep(launches, self._step, model.cache.max_context, max_rows)
-        return BoundLaunches(model.device, listed, same_bits=self._invariant)
+        persistent = self._adapt is None or model.device.is_cpu
+        return BoundLaunches(model.device, listed, persistent=persistent, same_bits=self._invariant)

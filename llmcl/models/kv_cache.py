@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from llmcl.architectures.config import ModelConfig
+from llmcl.checkpoint.lora import AdapterChoice
 from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
@@ -135,6 +136,12 @@ class KVCache:
         if sequence.text_length != length:
             self.truncate(sequence, 0)
             sequence.text_length = length
+
+    def adapt(self, sequence: SequenceState, adapters: AdapterChoice) -> None:
+        """Chooses a text's adapters. Forgets a text with other ones."""
+        if sequence.adapters.key != adapters.key:
+            self.truncate(sequence, 0)
+        sequence.adapters = adapters
 
     def frequencies_end(self, sequence: SequenceState) -> int:
         """Returns the text length beyond which all of the sequence's keys must be computed again: with "longrope",

@@ -18,6 +18,8 @@ from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
 from llmcl.kernels.common.step_state import StepState
 from llmcl.models.activations import Activations, splits_of
+from llmcl.models.adapted_model import ModelAdapters
+from llmcl.models.adapters import AdapterSet
 from llmcl.models.attention_ops import ChunkAttention, RowAttention
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
@@ -129,21 +131,33 @@ class Model:
             for i, of_layer in zip(self.span.layers, weights.layers, strict=True)
         ]
         self._unprepared: set[int] = set()  # prefill sizes whose kernels may not be compiled yet
-        self._prefill = [] if step_rows else list(self._bind_prefill(self.chunk))
+        self.bind(prompts=not step_rows)
+        if prepared:
+            self.prepare(progress)
+        self._all_logits: tuple[Buffer, list[Launch]] | None = None
+        self._chunk_logits: Buffer | None = None  # shared by launches with and without adapters
+        self.adapters = AdapterSet()
+        self._adapted = ModelAdapters()
+
+    def bind(self, *, prompts: bool) -> None:
+        """Binds the launches to `decode_ops` and, with prompts, `prefill_ops`."""
+        weights, persistent = self.weights, self._persistent
+        self._prefill = list(self._bind_prefill(self.chunk)) if prompts else []
         self._last_token: list[Launch] = []
-        if self.span.is_last and not step_rows:
+        if self.span.is_last and prompts:
             self._last_token = last_token_launches(self.layers, self.prefill_ops)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
         )
-        then = self.sampler.largest_launches if self.span == whole_span(config) else []
-        listed = ListedStep([*layers, *self._head], self.step, cache.max_context, then=then)
-        self._decode = BoundLaunches(device, listed, persistent=persistent)
+        then = self.sampler.largest_launches if self.span == whole_span(self.config) else []
+        listed = ListedStep([*layers, *self._head], self.step, self.cache.max_context, then=then)
+        self._decode = BoundLaunches(self.device, listed, persistent=persistent)
         self._all_needed_from = max(launch.first_position for launch in self.decode_launches)
-        if prepared:
-            self.prepare(progress)
-        self._all_logits: tuple[Buffer, list[Launch]] | None = None
+
+    def adapt(self, sequence: SequenceState) -> None:
+        """Chooses the launches for the sequence's adapters, or those without adapters."""
+        self._adapted.choose(self, sequence)
 
     def prefill(
         self,
@@ -161,6 +175,7 @@ class Model:
         """
         self.check_makes_text()
         self.check_tokens(sequence, token_ids)
+        self.adapt(sequence)
         token_ids = self._to_read(sequence, token_ids)
         chunk = min(chunk or self.chunk, self.chunk)
         for _ in self._prefill_steps(sequence, token_ids, chunk, progress, is_last=True):
@@ -175,6 +190,7 @@ class Model:
         `prefill`.
         """
         self.check_tokens(sequence, token_ids)
+        self.adapt(sequence)
         for _ in self._prefill_steps(sequence, self._to_read(sequence, token_ids), self.chunk):
             pass
 
@@ -195,6 +211,7 @@ class Model:
         """
         if self.sampler.launches != self.sampler.largest_launches:
             return []
+        self.adapt(sequence)
         end = min(self.cache.max_context, self.cache.frequencies_end(sequence))
         most = 1 if self.cache.states is not None else end - sequence.position
         return [n for n in self._decode.whole_steps if n <= most]
@@ -220,6 +237,7 @@ class Model:
 
     def _decode_step(self, step: Step) -> None:
         self.check_makes_text()
+        self.adapt(step.sequence)
         self._reread(step.sequence)
         self._begin(step)
         self.decode_steps += 1
@@ -264,7 +282,9 @@ class Model:
     def with_cache(self, cache: KVCache, **options: Any) -> Model:
         """Returns a model with the same weights and another cache. options: of the constructor."""
         options |= {"chunk": self.chunk, "mods": self.mods, "span": self.span}
-        return Model(self.device, self.config, self.weights, cache, **options)
+        model = Model(self.device, self.config, self.weights, cache, **options)
+        model.adapters = self.adapters
+        return model
 
     @property
     def devices(self) -> list[Device]:
@@ -380,6 +400,7 @@ class Model:
         the first `skip`, at most LOGITS_CHUNK at a time. Each step reuses the buffer, so read it before the next step.
         """
         self.check_makes_text()
+        self.adapt(sequence)
         rows, (buffer, launches) = self.logit_rows, self._bound_for_all_logits()
         self.check_tokens(sequence, token_ids)
         ids = self._to_read(sequence, token_ids)
@@ -395,6 +416,7 @@ class Model:
         in `act.x`. Raises the errors of `prefill`.
         """
         self.check_tokens(sequence, token_ids)
+        self.adapt(sequence)
         for step in self._prefill_steps(sequence, token_ids, self.chunk):
             self.run(self._prefill_for(step.n_tokens).rest, step.n_tokens)
             yield step.n_tokens
@@ -414,7 +436,9 @@ class Model:
         if self._all_logits is None:
             rows = self.logit_rows
             self.bind_prompts(rows)
-            buffer = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
+            if self._chunk_logits is None:
+                self._chunk_logits = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
+            buffer = self._chunk_logits
             self._all_logits = (buffer, head(self.weights, self._prefill_for(rows).ops, buffer))
         return self._all_logits
 

@@ -112,7 +112,7 @@ class PagedKVCache(KVCache):
     def fork(self, sequence: SequenceState) -> SequenceState:
         """Returns a second sequence with the same tokens in the same pages."""
         other = self.own(self.sequence())
-        other.text_length = sequence.text_length
+        other.text_length, other.adapters = sequence.text_length, sequence.adapters
         self._share(other, self.own(sequence).pages, sequence.token_ids)
         if self.states is not None and not self.states.fork(sequence, other, self._forget):
             self.truncate(other, other.position)
@@ -147,7 +147,7 @@ class PagedKVCache(KVCache):
             held = common_prefix(receiver.token_ids, prompt[:-1])
             self._take_left(receiver, prompt, more_than=self.kept(receiver, held))
             return
-        same = [other for other in self.sequences if other.text_length == receiver.text_length]
+        same = [other for other in self.sequences if _root(other) == _root(receiver)]
         best = max(same, key=lambda other: (common_prefix(other.token_ids, prompt), other is receiver))
         held = common_prefix(best.token_ids, prompt)
         if not self._take_left(receiver, prompt, more_than=held) and best is not receiver:
@@ -355,8 +355,11 @@ class PagedKVCache(KVCache):
 
 
 def _root(sequence: SequenceState) -> bytes:
-    """Returns the root for the keys of the sequence's pages: keys with other rotary frequencies are not shared."""
-    return sequence.text_length.to_bytes(4, "little") if sequence.text_length else b""
+    """Returns the root for the keys of the sequence's pages: keys with other rotary frequencies or adapters are not
+    shared.
+    """
+    length = sequence.text_length.to_bytes(4, "little") if sequence.text_length else b""
+    return length + sequence.adapters.key
 
 
 def _findable(sequence: SequenceState) -> int:

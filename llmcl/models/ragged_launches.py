@@ -40,10 +40,18 @@ class RaggedLaunches:
             model.run(_for(self.rest, len(wanted)), len(wanted))
 
 
-def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activations], PrefillOps]) -> RaggedLaunches:
+def bind_ragged(
+    model: Model,
+    max_rows: int,
+    batch_ops: Callable[[int, Activations], PrefillOps],
+    *,
+    step: RaggedStep | None = None,
+    adapt: Callable[[PrefillOps], PrefillOps] | None = None,
+) -> RaggedLaunches:
     """Binds launches for steps with up to max_rows rows. The wanted rows are limited by the rows in `act.logits`.
 
-    batch_ops: makes ops for steps with one row per sequence, from a row limit and activations.
+    batch_ops: makes ops for steps with one row per sequence, from a row limit and activations. step: shared with other
+    launches. adapt: adds adapters to ops (adapted_ops.py).
     """
     device, shape = model.device, model.cache.shape
     slots = model.act.logits.nbytes // (4 * model.config.vocab_size)
@@ -51,12 +59,13 @@ def bind_ragged(model: Model, max_rows: int, batch_ops: Callable[[int, Activatio
     few = few_rows(slots)
     decoding = rows_that_decode(model, slots, batch_ops)
     of_batch = batch_ops(few[-1], model.act)
-    step = RaggedStep(device, max_rows, of_batch.step)
+    step = step or RaggedStep(device, max_rows, of_batch.step)
     context = device, model.config, step, model.act
     attention = RaggedAttention(*context, shape, of_batch.attention.splits, decoding, wanted)
     every = {}
     for rows, max_few in prefill_sizes(device, model.weights, max_rows):
         ops = PrefillOps(*context, attention, model.rotations, of_batch.last_seen, max_few)
+        ops = ops if adapt is None else adapt(ops)
         every[rows] = list(until_kept(model.weights, model.layers, ops))
     rest = {}
     for rows in few:

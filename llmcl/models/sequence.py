@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from llmcl.checkpoint.lora import NO_ADAPTERS, AdapterChoice
 from llmcl.ops.sample import SamplingParams
 
 
@@ -20,6 +21,7 @@ class SequenceState:
     token_ids: list[int] = field(default_factory=list)  # tokens whose keys and values are in the cache
     pages: list[int] = field(default_factory=list)  # page table; empty for a contiguous cache
     text_length: int | None = None  # length that chose the rotary frequencies, see `KVCache.choose_frequencies`
+    adapters: AdapterChoice = NO_ADAPTERS  # its keys and values are of no use to texts with others, see `KVCache.adapt`
     n_findable: int | None = None  # prefix length whose full pages may be shared; None: everything
     sampling: SamplingParams = field(default_factory=SamplingParams)  # parameters for the next tokens, seed included
     n_sampled: int = 0  # tokens chosen so far with `sampling`

@@ -350,16 +350,16 @@ def _device_vector(config: ModelConfig, name: str, values: np.ndarray) -> np.nda
     if name.endswith(".router.scale"):
         return values * np.float32(config.hidden_size**-0.5)
     if name.endswith((".q_proj.bias", ".k_proj.bias")) and config.rotary_dim is not None:
-        return _spread(values, config)
+        return spread(values, config)
     if not name.endswith("norm.weight") or name.endswith(".linear_attn.norm.weight"):
         return values
     values = values + np.float32(config.norm_offset)
     if name.endswith((".q_norm.weight", ".k_norm.weight")) and config.rotary_dim is not None:
-        return _spread(values, config)
+        return spread(values, config)
     return values * np.float32(config.logit_scale) if name == FINAL_NORM else values
 
 
-def _spread(values: np.ndarray, config: ModelConfig) -> np.ndarray:
+def spread(values: np.ndarray, config: ModelConfig) -> np.ndarray:
     """Reorders the dimensions of one or several heads, the first rotary_dim rotated, into the order of tile_row.cl."""
     rotary_dim = config.rotary_dim or config.head_dim
     first, second, rest = np.split(values.reshape(-1, config.head_dim), [rotary_dim // 2, rotary_dim], axis=1)

@@ -138,6 +138,12 @@ def add_bias(x: Array, bias: Array) -> Float64:
     return wide(x) + wide(bias)
 
 
+def lora(x: Array, a: Array, b: Array, scales: Array) -> Float64:
+    """scales[t] b a x[t]: x [n, k], a [rank, k], b [columns, rank], scales [n] -> [n, columns]."""
+    change: Float64 = wide(scales)[:, np.newaxis] * linear(linear(x, a), b)
+    return change
+
+
 def layer_inputs(x: Array, norm: Array, embedded: Array, eps: float) -> Float64:
     """(rms_norm(x) + sqrt(size) embedded) / sqrt(2): x and embedded [n, layers, size], norm [size]."""
     both: Float64 = (rms_norm(x, norm, eps) + np.sqrt(x.shape[-1]) * wide(embedded)) / np.sqrt(2.0)

@@ -91,7 +91,7 @@ class PersistentKernel:
         takes_all = not device.runs_ahead and len(ends) == 1 and all(max(launch.local) == 1 for launch in step.then)
         then = step.then if takes_all else ()
         launches = (*step.launches, *then)
-        kinds: dict[tuple[str, str, str], int] = {}
+        kinds: dict[tuple[str, ...], int] = {}
         firsts: list[Launch] = []
         self._launches = launches  # keeps the buffers alive: the driver doesn't know that the kernel uses them
         weakref.finalize(self, device.close)  # so a running launch finishes before the buffers are freed
@@ -102,7 +102,7 @@ class PersistentKernel:
         spins = TAKE_SPINS, LEAVE_SPINS
         for i, launch in enumerate(launches):
             source = source_of(launch)
-            key = (source.file, source.prelude, repr(sorted(source.constants.items())))
+            key = (launch.name, source.file, source.prelude, repr(sorted(source.constants.items())))
             if key not in kinds:
                 kinds[key] = len(kinds)
                 firsts.append(launch)
