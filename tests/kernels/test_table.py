@@ -33,6 +33,7 @@ from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.weights import WeightTypes, load_weights, random_weights, stored_formats
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
+from llmcl.ops.lora import LowRankWeight, lora
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
 from llmcl.runtime.program import KernelSource
@@ -124,6 +125,7 @@ def bound(device: RecordingDevice, config: ModelConfig, format: str) -> None:
     logits = model.act.logits
     log_likelihood(device, config.vocab_size, logits, logits, logits)
     kl_divergence(device, config.vocab_size, logits, logits, logits)
+    lora(device, LowRankWeight(*5 * (logits,), "float16", 64, 64, 4, 1), logits, logits, logits, model.step)
 
 
 def encoder_bound(device: RecordingDevice) -> None:
