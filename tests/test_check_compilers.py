@@ -103,6 +103,7 @@ def test_every_portable_kernel_is_compiled() -> None:
         *("add_positions", "bias_gelu", "layer_norm", "pool"),  # for embeddings
         *("gate_inputs", "last_row", "layer_inputs", "scale_rows", "scale_shares"),  # Gemma 4's
         *("center_rows", "mamba_inputs", "squared_relu", "xielu"),  # Cohere's, Mamba's, Nemotron's, Apertus'
+        "lora",  # for adapters
         "sample_largest",  # a CPU's
         "delta_rule",  # a CPU's; a GPU takes delta_token and delta_chunks, but for heads that these do not have
     )

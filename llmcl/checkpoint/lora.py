@@ -68,6 +68,12 @@ class LoraRequest:
         return self
 
 
+def is_named(text: str) -> bool:
+    """Returns whether the user's text, [NAME=]PATH[:SCALE], has a name."""
+    name, equals, _ = text.partition("=")
+    return bool(equals and _NAME.fullmatch(name))
+
+
 def check_scale(scale: object) -> float:
     """Returns an adapter's scale. Raises UsageError unless it is a finite number."""
     if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not abs(scale) <= 1e6:
@@ -80,7 +86,8 @@ class LowRank:
     """The change of one weight: B A."""
 
     a: np.ndarray  # float32 [rank, k]
-    b: np.ndarray  # float32 [rows, rank], alpha / rank included, rows in the order of the model's tensor
+    # float32 [rows, rank], alpha / rank and the user's scale included, rows in the order of the model's tensor
+    b: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +122,7 @@ def open_adapter(request: LoraRequest, config: ModelConfig, tensors: Mapping[str
         source = read_adapter(path, config)
         matrices: dict[str, LowRank] = {}
         for factors in source.factors:
-            for name, low in _of_tensors(factors, source, config, tensors):
+            for name, low in _of_tensors(factors, source, config, tensors, request.scale):
                 if name in matrices:
                     raise CheckpointError(f"{factors.stored} changes tensor {name}, which another entry changes too.")
                 matrices[name] = low
@@ -134,7 +141,7 @@ def open_adapter(request: LoraRequest, config: ModelConfig, tensors: Mapping[str
 
 
 def _of_tensors(
-    factors: Factors, source: Source, config: ModelConfig, tensors: Mapping[str, TensorInfo]
+    factors: Factors, source: Source, config: ModelConfig, tensors: Mapping[str, TensorInfo], scale: float
 ) -> list[tuple[str, LowRank]]:
     """Returns the changes of the model's tensors that one stored pair of matrices makes."""
     if _EMBEDDING in factors.tensors:
@@ -167,7 +174,7 @@ def _of_tensors(
             )
     changes, first = [], 0
     for name, info in zip(factors.tensors, infos, strict=True):
-        b = factors.b[first : first + info.shape[0]] * np.float32(factors.scale)
+        b = factors.b[first : first + info.shape[0]] * np.float32(scale * factors.scale)
         first += info.shape[0]
         is_rotary = name.endswith((".q_proj.weight", ".k_proj.weight"))
         if is_rotary and source.interleaves_rope != info.rope_interleaved:

@@ -85,6 +85,14 @@ LogFormat = Annotated[
     str,
     opt.choice(PANEL, "--log-format", LOG_FORMATS, help="Format of the log on standard error, one line per request."),
 ]
+AllowLoraUpdates = Annotated[
+    bool,
+    opt.option(
+        PANEL,
+        "--allow-lora-updates",
+        help="Let clients load LoRA adapters from this machine's files, and unload them.",
+    ),
+]
 CacheFile = Annotated[
     Path | None,
     opt.option(
@@ -203,6 +211,7 @@ def serve(
     models_max: ModelsMax = 4,
     no_models_autoload: NoModelsAutoload = False,
     idle_unload: IdleUnload = None,
+    allow_lora_updates: AllowLoraUpdates = False,
     loading: LoadingToAnswer = LoadingToAnswer(),
     quiet: opt.Quiet = False,
     verbose: opt.Verbose = False,
@@ -228,6 +237,7 @@ def serve(
         max_sequences=max_sequences,
         max_queue=max_queue,
         state_dir=state_dir,
+        lora_updates=allow_lora_updates,
         log_format=log_format,
         quiet=quiet,
         drain_s=drain_seconds,
@@ -237,6 +247,7 @@ def serve(
     if models_dir is not None or idle_unload is not None or len(names) > 1:
         single = {"--alias": alias, "--cache-file": cache_file, "--pooling": pooling}
         single |= {"--embedding-model": embedding_model, "--rerank-model": rerank_model}
+        single |= {"--lora": " ".join(loading.lora or ()) or None}
         for option, value in single.items():
             if value is not None:
                 raise UsageError(f"{option} {shown(str(value))} is for one model; leave it out, or serve one model")
@@ -305,7 +316,10 @@ def load_served(
     pooling: str | None = None,
 ) -> Served:
     """Loads a model and opens its engine, or makes a server for embeddings. options: the engine's."""
-    llm = load_to_answer(model, loading, quiet=quiet, progress=progress, compile_kernels=False)
+    from llmcl.checkpoint.lora import is_named
+
+    unnamed = replace(loading, lora=[lora for lora in loading.lora or () if not is_named(lora)])
+    llm = load_to_answer(model, unnamed, quiet=quiet, progress=progress, compile_kernels=False)
     embedder = _embedder(llm, name, loading, embedding_model, pooling, quiet, progress)
     if embedder is not None and embedder.llm is llm:
         served = _embedding_server(embedder, model)
@@ -389,8 +403,12 @@ def _load(
     quiet: bool,
     progress: Progress,
 ) -> Served:
+    from llmcl.checkpoint.lora import is_named
     from llmcl.serve.served import Served
 
+    for lora in loading.lora or ():
+        if is_named(lora):
+            llm.load_lora(lora)
     # The engine compiles its own kernels at once; the kernels in `llm` are not used.
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
@@ -417,6 +435,7 @@ def _load(
         facts=model_facts(llm, model),
         close=close,
         embedder=embedder,
+        loras=engine,
     )
 
 

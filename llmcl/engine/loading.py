@@ -169,7 +169,7 @@ def load(
     with checkpoint:
         if prompt_lookup or draft_model is not None:
             _check_verifies(checkpoint.config, model)
-        applied = [(open_adapter(each, checkpoint.config, checkpoint.tensors), each.scale) for each in requests]
+        applied = [(open_adapter(each, checkpoint.config, checkpoint.tensors), 1.0) for each in requests]
         beside = why_not_merged([adapter for adapter, _ in applied], checkpoint)
         merged = () if beside else tuple(applied)
         if beside is None:

@@ -10,7 +10,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from llmcl.errors import one_line
-from llmcl.serve import kept_responses, ollama_chat, ollama_models, own, responses_socket
+from llmcl.serve import kept_responses, loras, ollama_chat, ollama_models, own, responses_socket
 from llmcl.serve.access_log import CLIENT_GONE, AccessLog, record_of
 from llmcl.serve.chat_completions import chat_completions
 from llmcl.serve.completions import completions
@@ -44,6 +44,7 @@ GET: dict[str, Endpoint] = {
     "/metrics": own.metrics,
     "/openapi.json": openapi,
     "/props": own.props,
+    "/lora-adapters": loras.list_loras,
     "/v1/models": own.models,
     _MODEL: own.model,
     _RESPONSE: kept_responses.retrieve,
@@ -61,6 +62,9 @@ POST: dict[str, Endpoint] = {
     "/v1/responses/compact": kept_responses.compact,
     "/v1/messages": messages,
     "/v1/messages/count_tokens": count_tokens,
+    "/lora-adapters": loras.set_scales,
+    "/v1/load_lora_adapter": loras.load_lora,
+    "/v1/unload_lora_adapter": loras.unload_lora,
     "/tokenize": own.tokenize,
     "/detokenize": own.detokenize,
     "/apply-template": own.apply_template,

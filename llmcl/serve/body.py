@@ -28,6 +28,14 @@ async def read_fields(request: Request, settings: Settings) -> Fields:
     return await parse_fields(await read_body(request, settings))
 
 
+async def read_items(request: Request, settings: Settings) -> list[Any]:
+    """Reads a JSON list in the request body. Raises the errors of `read_fields`."""
+    items = _parse(await read_body(request, settings))
+    if not isinstance(items, list):
+        raise RequestError(400, f"the body: got {shown(items)}, expected a list", code="invalid_value")
+    return items
+
+
 async def parse_fields(data: bytes) -> Fields:
     """Parses a request body. Raises RequestError unless it is a JSON object."""
     if len(data) < _LARGE_BYTES:

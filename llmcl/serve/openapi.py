@@ -66,8 +66,10 @@ _SAMPLING: dict[str, Schema] = {
     "min_tokens": _or_null("integer", minimum=0, maximum=MAX_INT),
     "stop_token_ids": {"oneOf": [{"type": "null"}, _list(_ID)]},
 }
+_LORAS = _list(_object({"id": {"oneOf": [_WHOLE, _TEXT]}, "scale": _NUMBER}, "id"))
 _OPENAI: dict[str, Schema] = {
     **_SAMPLING,
+    "lora": {"oneOf": [{"type": "null"}, _LORAS]},
     "model": _or_null("string"),
     "logit_bias": {"$ref": "#/components/schemas/LogitBias"},
     "stream": _FLAG,
@@ -277,6 +279,21 @@ _BODIES: dict[str, tuple[str, Schema, Schema]] = {
         _object({"content": _TEXT, "add_special": _FLAG, "with_pieces": _FLAG}, "content"),
         _object({"tokens": _list({"oneOf": [_WHOLE, _object({"id": _WHOLE, "piece": {}}, "id", "piece")]})}, "tokens"),
     ),
+    "/lora-adapters": (
+        "Scales of the adapters for requests that choose none, as llama-server has it.",
+        _LORAS,
+        _list(_object({"id": _WHOLE, "name": _TEXT, "path": _TEXT, "scale": _NUMBER}, "id", "path", "scale")),
+    ),
+    "/v1/load_lora_adapter": (
+        "Load an adapter, as vLLM has it; 403 unless the server allows updates.",
+        _object({"lora_name": _TEXT, "lora_path": _TEXT, "load_inplace": _FLAG}, "lora_name", "lora_path"),
+        _TEXT,
+    ),
+    "/v1/unload_lora_adapter": (
+        "Unload an adapter, as vLLM has it; 403 unless the server allows updates.",
+        _object({"lora_name": _TEXT}, "lora_name"),
+        _TEXT,
+    ),
     "/detokenize": (
         "Token ids as text.",
         _object({"tokens": _list(_ID)}, "tokens"),
@@ -315,6 +332,11 @@ _PAGES: dict[str, tuple[str, str, Schema]] = {
     "/health": ("Whether requests are answered.", "application/json", _object({"status": _TEXT}, "status")),
     "/metrics": ("Counters and histograms for Prometheus.", "text/plain", _TEXT),
     "/openapi.json": ("This description.", "application/json", _object({"paths": {"type": "object"}}, "paths")),
+    "/lora-adapters": (
+        "The adapters.",
+        "application/json",
+        _list(_object({"id": _WHOLE, "name": _TEXT}, "id", "name")),
+    ),
     "/props": ("The model and what it is run with.", "application/json", _object({"model": _TEXT}, "model")),
     "/v1/models": ("The one model, as a list.", "application/json", _object({"data": _list(_object({}))}, "data")),
     "/v1/models/{name}": ("The model by its name.", "application/json", _object({"id": _TEXT}, "id")),
@@ -362,12 +384,13 @@ def describe(vocab_size: int, most_answers: int) -> Schema:
     path = "/v1/responses/{id}"
     paths[path]["delete"] = {"summary": "Forgets a response.", "responses": _responses(path, forgotten)}
     for path, (summary, body, schema) in _BODIES.items():
-        answers = {"application/json": {"schema": schema}}
-        if "stream" in body["properties"]:
+        answers = {"text/plain" if schema is _TEXT else "application/json": {"schema": schema}}
+        if "stream" in body.get("properties", ()):
             # Without a schema: some programs apply one to each event.
             answers[ollama_schemas.LINES if path.startswith(OLLAMA_PATH) else "text/event-stream"] = {"schema": {}}
         asked = {"required": True, "content": {"application/json": {"schema": body}}}
-        paths[path] = {"post": {"summary": summary, "requestBody": asked, "responses": _responses(path, answers)}}
+        responses = _responses(path, answers)
+        paths.setdefault(path, {})["post"] = {"summary": summary, "requestBody": asked, "responses": responses}
     return {
         "openapi": "3.1.0",
         "info": {"title": "llmcl serve", "version": llmcl.__version__},

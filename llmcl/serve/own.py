@@ -16,6 +16,7 @@ from llmcl.serve.conversation import openai_messages, read_ending, template_vari
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse
+from llmcl.serve.lora_choice import lora_names
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 
@@ -57,14 +58,16 @@ async def models(request: Request, service: Service) -> Response:
     listed = [_openai(served)]
     if (embedder := served.embedder) is not None and embedder.name != served.name:
         listed.append(listed[0] | {"id": embedder.name})
+    listed += [listed[0] | {"id": name, "parent": served.name} for name in lora_names(served)]
     return JSONResponse({"object": "list", "data": listed, **more})
 
 
 async def model(request: Request, service: Service) -> Response:
     served, name = service.served(), request.path_params["name"]
-    if name != served.name:
+    if name not in (served.name, *lora_names(served)):
         raise RequestError(404, f"there is no such model; the model here is {served.name}", "model", "model_not_found")
-    return JSONResponse(_anthropic(served) if "anthropic-version" in request.headers else _openai(served))
+    described = _anthropic(served) if "anthropic-version" in request.headers else _openai(served)
+    return JSONResponse(described | {"id": name})
 
 
 def _openai(served: Served) -> dict[str, Any]:

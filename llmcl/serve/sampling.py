@@ -8,6 +8,7 @@ from llmcl.errors import UsageError
 from llmcl.sampling_options import PARAMETERS, Parameter
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import Fields, as_whole, wrong
+from llmcl.serve.lora_choice import read_lora
 from llmcl.serve.served import Served
 
 MAX_STOPS = 16
@@ -33,7 +34,7 @@ def read_sampling(fields: Fields, served: Served) -> dict[str, Any]:
         SamplingParams(**{name: value for name, value in options.items() if name not in _ENDS})
     except UsageError as error:
         raise RequestError(400, str(error), str(error).partition(" ")[0], "invalid_value") from None
-    return options
+    return options | read_lora(fields, served)
 
 
 def _parameter(fields: Fields, parameter: Parameter) -> Any:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:  # imported late: the server listens before the engine is load
     from llmcl.engine.generation import Piece
     from llmcl.grammar import Grammars
     from llmcl.ops.logprobs import LogProb
+    from llmcl.serve.lora_engine import LoraEngine
     from llmcl.tokenizer import Tokenizer
 
 
@@ -111,6 +112,7 @@ class Served:
     close: Callable[[], None] = lambda: None
     embedder: TextEmbedder | None = None  # the model for embeddings, this one or another
     reranker: TextReranker | None = None  # the cross-encoder, this model or another
+    loras: LoraEngine | None = None  # the engine, if it takes adapters
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises ContextLengthError or UsageError for a prompt that cannot be answered."""

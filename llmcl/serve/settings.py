@@ -24,6 +24,7 @@ class Settings:
     max_sequences: int = 8  # extended at once by the engine
     max_queue: int = 64  # further sequences that may wait
     state_dir: Path | None = None  # keeps responses between runs
+    lora_updates: bool = False  # clients may load and unload adapters
     log_format: str = "text"
     quiet: bool = False
     drain_s: float = 30.0
