@@ -15,7 +15,7 @@ from llmcl.kernels.table import op_launches
 from llmcl.runtime.device import Buffer, Device, Launch
 
 ROWS_AT_ONCE = 4  # rows of A; every rank is a multiple
-_RUN = 4  # units that a CPU's work-group takes
+_DOWN_RUN, _UP_RUN = 2, 4  # units that a CPU's work-group takes
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def lora(
     """
     assert weight.columns % TILE_ROWS == 0 and weight.k % 16 == 0
     low = step.scratch(f"low rank rows, {weight.total} columns", 4 * step.max_tokens * weight.total)
-    size, run = local_size(device, 64), _RUN if device.is_cpu else 1
+    size, (down_run, run) = local_size(device, 64), (_DOWN_RUN, _UP_RUN) if device.is_cpu else (1, 1)
     constants = {
         **step.constants,
         "WEIGHT": kernel_name(weight.dtype),
@@ -64,7 +64,7 @@ def lora(
         "LOCAL_SIZE": size,
     }
     gate = {"GATE": GATES[epilogue]} if epilogue in GATES else {}
-    n_blocks = -(-weight.total // (ROWS_AT_ONCE * run))
+    n_blocks = -(-weight.total // (ROWS_AT_ONCE * down_run))
     n_units = -(-weight.columns // ((2 * TILE_ROWS if gate else TILE_ROWS) * run * size))
     item = ITEM_BYTES[weight.dtype]
     down = op_launches(
@@ -72,7 +72,7 @@ def lora(
         "lora",
         constants | {"EPILOGUE": EPILOGUES["add"]},
         [weight.a, x, x if norm is None else norm, low, weight.owners, scales, step.state]
-        + [np.int32(value) for value in (weight.k, weight.total, weight.n_adapters, run)],
+        + [np.int32(value) for value in (weight.k, weight.total, weight.n_adapters, down_run)],
         groups=lambda n: (n_blocks, n),
         local=(size, 1),
         stage="down",

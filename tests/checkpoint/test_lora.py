@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import random_weights, relative_error, save_folder, small_config
-from lora_adapters import changed, factors_of, save_peft
+from helpers import random_weights, relative_error, save_folder, small_config, transformers_model
+from lora_adapters import changed, factors_of, save_gguf_adapter, save_peft
 
 from llmcl.checkpoint import open_checkpoint
 from llmcl.checkpoint.lora import Adapter, LoraRequest, merge, open_adapter
@@ -129,3 +129,56 @@ def test_damaged_adapters_are_refused(base: Path, tmp_path: Path) -> None:
         opened(base, tmp_path / "d")
     with pytest.raises(CheckpointError, match="no such file"):
         opened(base, tmp_path / "e")
+
+
+def test_gguf_adapters_equal_peft_adapters(base: Path, tmp_path: Path) -> None:
+    """llama.cpp's converter permutes B of queries and keys as it permutes their weights."""
+    adapter = opened(base, save_gguf_adapter(tmp_path / "a.gguf", CONFIG, FACTORS))
+    expected = opened(base, save_peft(tmp_path / "a", FACTORS))
+    assert adapter.matrices.keys() == expected.matrices.keys() and adapter.digest == expected.digest
+    for name, low in adapter.matrices.items():
+        np.testing.assert_array_equal(low.b, expected.matrices[name].b)
+
+
+def test_the_users_scale_multiplies(base: Path, tmp_path: Path) -> None:
+    path = save_peft(tmp_path / "a", FACTORS)
+    checkpoint = open_checkpoint(str(base))
+    low = open_adapter(LoraRequest.parse(f"{path}:-0.5"), checkpoint.config, checkpoint.tensors).matrices[f"{Q}.weight"]
+    np.testing.assert_allclose(low.b, FACTORS[Q][1] * -1.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("metadata", "what"),
+    [
+        ({"general.type": "model"}, "'model', expected 'adapter'"),
+        ({"adapter.type": "control_vector"}, "'control_vector'"),
+    ],
+)
+def test_other_gguf_files_are_refused(base: Path, tmp_path: Path, metadata: dict[str, str], what: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=what):
+        opened(base, save_gguf_adapter(tmp_path / "a.gguf", CONFIG, FACTORS, **metadata))
+
+
+def test_a_gguf_adapter_of_another_architecture_is_refused(base: Path, tmp_path: Path) -> None:
+    config = small_config("qwen2", n_layers=1)
+    with pytest.raises(CheckpointError, match=r"general\.architecture is 'qwen2', expected llama"):
+        opened(base, save_gguf_adapter(tmp_path / "a.gguf", config, {Q: FACTORS[Q]}))
+
+
+@pytest.mark.slow
+def test_peft_writes_such_adapters(base: Path, tmp_path: Path) -> None:
+    peft = pytest.importorskip("peft")
+    import torch
+
+    settings = peft.LoraConfig(r=4, lora_alpha=12, target_modules=["q_proj"], rank_pattern={"q_proj": 2})
+    model = peft.get_peft_model(transformers_model(CONFIG, WEIGHTS), settings)
+    torch.manual_seed(0)
+    for name, values in model.named_parameters():
+        if ".lora_" in name:
+            torch.nn.init.normal_(values)
+    model.save_pretrained(str(tmp_path / "a"))
+    with open_checkpoint(str(base)) as checkpoint:
+        merge(checkpoint, [(opened(base, tmp_path / "a"), 1.0)])
+        actual = checkpoint.array(f"{Q}.weight")
+    expected = model.merge_and_unload().get_submodule(Q).weight.detach().numpy()
+    assert relative_error(actual, expected) < 1e-6 < relative_error(WEIGHTS[f"{Q}.weight"], expected)
