@@ -8,6 +8,7 @@ from collections.abc import Callable
 Progress = Callable[[str, int, int], None]
 
 OPENING = "opening the device"  # unknown duration: at first use, the driver is tested in child processes
+LOADING_TOWER = "loading the vision tower"
 COMPILING = "compiling kernels"
 READING = "reading the prompt"
 CHECKING = "checking kernels"

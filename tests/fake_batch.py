@@ -286,7 +286,13 @@ class FakeLLM:
         )
 
     def encode(
-        self, prompt: Any, *, raw: bool = False, system_prompt: str | None = None, most: int | None = None
+        self,
+        prompt: Any,
+        *,
+        raw: bool = False,
+        system_prompt: str | None = None,
+        images: Any = None,
+        most: int | None = None,
     ) -> list[int]:
         """Text as letters, messages as those of their contents."""
         if not isinstance(prompt, str) and prompt and isinstance(prompt[0], dict):

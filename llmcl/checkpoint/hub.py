@@ -35,6 +35,9 @@ _SMALL_FILES = (
     "tokenizer_config.json",
     "special_tokens_map.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
 )
 _ANSWER_TIMEOUT_S = 10.0
 _MAX_HEADER = 1 << 26  # bytes of a GGUF file fetched for a support check
@@ -107,6 +110,34 @@ class Hub:
             paths = [(folder, path) for folder in self._snapshots() for path in sorted(folder.rglob("*.gguf"))]
             files = {path.relative_to(folder).as_posix(): path for folder, path in paths}
             return files[self._of_quantisation(name, files)] if files else None
+
+        return self._fetch(download, cached)
+
+    def fetch_mmproj(self, choose: Callable[[Iterable[str]], str | None]) -> Path:
+        """Returns the file with the vision tower. choose: picks it among the model's files. Raises HubError."""
+
+        def chosen(files: Iterable[str]) -> str:
+            if (file := choose(files)) is None:
+                raise HubError(
+                    f"the model {self.repo_id} on the hub has no mmproj file with a vision tower; give one "
+                    "(--mmproj FILE, mmproj), or another model"
+                )
+            return file
+
+        def download() -> Path:
+            sizes, commit = self._list_files()
+            file = chosen(sizes)
+            path = self._download(file, sizes[file], commit)
+            self._remember(file, commit)
+            return path
+
+        def cached() -> Path | None:
+            files = {
+                path.relative_to(folder).as_posix(): path
+                for folder in self._snapshots()
+                for path in sorted(folder.rglob("*mmproj*.gguf"))
+            }
+            return files[chosen(files)] if files else None
 
         return self._fetch(download, cached)
 

@@ -17,6 +17,7 @@ import typer
 from llmcl.checkpoint.files import is_unicode
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.option_groups import Sampling, option_hints
+from llmcl.engine.message_parts import text_of
 from llmcl.errors import UsageError, counted, one_line
 from llmcl.sampling_options import PARAMETERS
 
@@ -171,7 +172,7 @@ def _undo(session: Session, argument: str) -> None:
     question = session.conversation.undo()
     if question is None:
         raise UsageError("there is nothing to undo")
-    session.note(f"forgotten: {one_line(question, 60)}")
+    session.note(f"forgotten: {one_line(text_of(question), 60)}")
 
 
 def _save(session: Session, argument: str) -> None:

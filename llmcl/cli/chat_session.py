@@ -16,6 +16,7 @@ from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, ServerError
 if TYPE_CHECKING:
     from llmcl.engine.chat import Chat
     from llmcl.engine.llm import LLM
+    from llmcl.engine.message_parts import Content
     from llmcl.serve.client import ServerChat
 
 
@@ -95,7 +96,7 @@ class Session:
         self.request["system_prompt"] = text
         self.conversation.set_system_prompt(text)
 
-    def answer(self, message: str, *, another: bool = False) -> ShownAnswer | None:
+    def answer(self, message: Content, *, another: bool = False) -> ShownAnswer | None:
         """Shows one answer. Returns None if it was stopped before the first token or did not fit.
 
         another: draw a new seed, even if a seed was set.

@@ -7,6 +7,7 @@ from typing import Any, TypedDict
 
 from llmcl.engine.generation import Begin
 from llmcl.engine.logits_processor import LogitsProcessor
+from llmcl.engine.message_parts import Picture
 from llmcl.models.sequence import SequenceState
 from llmcl.progress import Progress
 
@@ -52,6 +53,7 @@ class AnswerSettings(TypedDict, total=False):
     lora: str | Mapping[str, float] | None
     raw: bool
     system_prompt: str | None
+    images: Sequence[Picture] | Sequence[Sequence[Picture]] | None
     progress: Progress | None
     wait: bool
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Protocol
 from weakref import ref
 
 from llmcl.engine.conversation import Conversation, Messages, split_turns
 from llmcl.engine.generation import Answer, Piece
 from llmcl.engine.leases import Lease, Leases
+from llmcl.engine.message_parts import Picture
+from llmcl.engine.prompts import Part
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.models.model import Model
 from llmcl.tokenizer import Tokenizer
@@ -29,6 +31,8 @@ class Speaker(Protocol):
     def model(self) -> Model: ...
     @property
     def stream(self) -> Callable[..., Lease[Piece]]: ...
+    @property
+    def encode(self) -> Callable[..., list[int]]: ...
     def reset(self, *, wait: bool) -> None: ...
 
 
@@ -49,7 +53,6 @@ class Chat(Conversation):
                 "that was tuned for chat, or give it a template (--chat-template-file, chat_template)"
             )
         self._llm = llm
-        self._tokenizer = llm.tokenizer
         self._in_channels = has_channels(llm.tokenizer.chat_template)
         self._sequence = llm.model.cache.sequence()
         self._answer: Callable[[], Lease[Piece] | None] = lambda: None  # weak
@@ -79,24 +82,27 @@ class Chat(Conversation):
 
     def send(
         self,
-        text: str,
+        text: str | Sequence[Part],
         *,
+        images: Sequence[Picture] | None = None,
         max_tokens: int = 1024,
         system_prompt: str | None = None,
         **options: Any,
     ) -> Lease[Piece]:
         """Yields the answer's pieces. Closing the generator keeps the text so far. Options: see `LLM.stream`.
 
+        text: a text, or content parts. images: paths, bytes or Pillow pictures in front of the text.
+
         Raises ContextLengthError, and leaves the conversation unchanged, if the messages no longer fit into the
         context. With on_full="drop" only a single message longer than the context raises; `dropped` counts the dropped
         turns.
         """
-        expected = self._turn(text, system_prompt)
+        expected = self._turn(text, system_prompt, images)
         fitted, ids = self._fitted(expected, max_tokens)
 
         def begin(answer: Answer) -> Generator[Piece, None, None]:
             # The history may have changed if the call ended another answer or waited for one.
-            asked = self._turn(text, system_prompt)
+            asked = self._turn(text, system_prompt, images)
             kept, again = (fitted, ids) if asked == expected else self._fitted(asked, max_tokens)
             pieces = answer(again, self._sequence)
             return self._record(kept, self.messages, pieces, said if self._in_channels else str)
@@ -114,7 +120,7 @@ class Chat(Conversation):
         most = self._llm.max_context
         self.dropped = 0
         if self.on_full == "error":
-            return messages, self._tokenizer.encode_chat(messages, most=most)
+            return messages, self._llm.encode(messages, most=most)
         ids = self._ids_up_to(messages, most - min(max_tokens, most // 4))
         if ids is not None:
             return messages, ids
@@ -126,14 +132,14 @@ class Chat(Conversation):
             else:
                 last = middle
         kept = self._without_oldest(messages, last)
-        ids = self._tokenizer.encode_chat(kept, most=most)
+        ids = self._llm.encode(kept, most=most)
         self.dropped = max(last, 0)
         return kept, ids
 
     def _ids_up_to(self, messages: Messages, most: int) -> list[int] | None:
         """Returns the token ids of the messages, or None if there are more than `most`."""
         try:
-            ids = self._tokenizer.encode_chat(messages, most=most)
+            ids = self._llm.encode(messages, most=most)
         except ContextLengthError:
             return None
         return ids if len(ids) <= most else None

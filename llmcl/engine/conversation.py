@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Generator, Sequence
+from typing import TYPE_CHECKING, Any
 
+from llmcl.engine.message_parts import Content, content_with
 from llmcl.errors import UsageError, check_text, shown
 
 if TYPE_CHECKING:  # a conversation with a server needs no engine
     from llmcl.engine.generation import Piece
 
-Messages = list[dict[str, str]]
+Messages = list[dict[str, Any]]
 ON_FULL = "error", "drop"
 
 
@@ -35,18 +36,19 @@ class Conversation:
     def __init__(self, on_full: str = "error") -> None:
         if on_full not in ON_FULL:
             raise UsageError(f"on_full is {shown(on_full)}; expected one of {', '.join(ON_FULL)}")
-        self.messages: Messages = []  # history: [{"role": ..., "content": ...}]
+        self.messages: Messages = []  # history: [{"role": ..., "content": ...}]; content: a text, or parts
         self.on_full = on_full  # "error" or "drop": raise ContextLengthError, or drop the oldest turns
         self.dropped = 0  # turns dropped by the last question
 
-    def undo(self) -> str | None:
+    def undo(self) -> Content | None:
         """Removes the last question and its answer. Returns the question, or None if there is none."""
         first, turns = split_turns(self.messages)
         if not turns:
             return None
         *kept, last = turns
         self.messages = [*first, *(message for turn in kept for message in turn)] if kept else []
-        return last[0]["content"]
+        question: Content = last[0]["content"]
+        return question
 
     def set_system_prompt(self, text: str | None) -> None:
         """Changes or removes the system prompt of a conversation that has begun."""
@@ -59,13 +61,15 @@ class Conversation:
         first, turns = split_turns(messages)
         return [*first, *(message for turn in turns[min(n_turns, len(turns) - 1) :] for message in turn)]
 
-    def _turn(self, text: str, system_prompt: str | None) -> Messages:
+    def _turn(
+        self, text: str | Sequence[Any], system_prompt: str | None, images: Sequence[Any] | None = None
+    ) -> Messages:
         """Returns all messages plus the user's next message. A system prompt takes effect only at the beginning."""
-        check_text("text", text)
+        content = content_with(text, images)
         if system_prompt is not None:
             check_text("system_prompt", system_prompt)
         first = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
-        return [*(self.messages or first), {"role": "user", "content": text}]
+        return [*(self.messages or first), {"role": "user", "content": content}]
 
     def _record(
         self,

@@ -18,7 +18,8 @@ from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, answer_options, token_budget
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.matching import Compiled
-from llmcl.engine.prompts import are_prompts, is_chat
+from llmcl.engine.message_parts import Picture
+from llmcl.engine.prompts import are_prompts, is_chat, is_list
 from llmcl.engine.requests import Mailbox, PieceStream, Request
 from llmcl.engine.scheduler import Job, Scheduler
 from llmcl.engine.speculation import MakeDrafts, NoDrafts
@@ -198,10 +199,15 @@ class Engine:
             raise UsageError(
                 f"the prompts are {shown(prompts)}; expected a list of prompts (`submit` takes a single one)"
             )
+        images = options.pop("images", None)
+        if images is not None and (not is_list(images) or len(images) != len(prompts)):
+            raise UsageError(
+                f"images is {shown(images)} with {len(prompts)} prompts; expected a list of pictures for each prompt"
+            )
         checked = []
         for i, prompt in enumerate(prompts):
             try:
-                checked.append(self.question(prompt, **options))
+                checked.append(self.question(prompt, **options, images=None if images is None else images[i]))
             except LlmclError as error:
                 raise type(error)(f"prompt {i}: {error}") from error
         return checked
@@ -213,6 +219,7 @@ class Engine:
         priority: int = 0,
         raw: bool = False,
         system_prompt: str | None = None,
+        images: Sequence[Picture] | None = None,
         prompt_logprobs: int | None = None,
         **options: Any,
     ) -> Question:
@@ -221,7 +228,7 @@ class Engine:
         if not isinstance(priority, WHOLE):
             raise UsageError(f"priority is {shown(priority)}; expected a whole number")
         check_alternatives("prompt_logprobs", prompt_logprobs)
-        ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt, most=self.max_context)
+        ids = self._llm.encode(prompt, raw=raw, system_prompt=system_prompt, images=images, most=self.max_context)
         self._llm.check_prompt(ids)
         if answer.logit_bias:
             self._llm.model.check_vocabulary(list(answer.logit_bias))

@@ -17,7 +17,8 @@ from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.lora_adapters import LoraAdapters
 from llmcl.engine.matching import Compiled, grammars_for
-from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, is_chat
+from llmcl.engine.message_parts import Picture
+from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, has_parts, is_chat
 from llmcl.engine.reranking import Pair, pairs_to_read, relevance
 from llmcl.engine.speculation import NO_SPECULATION, MakeDrafts, NoDrafts, Speculation
 from llmcl.engine.speed_tests import SpeedTests
@@ -118,6 +119,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         n: int | None = None,
         raw: bool = False,
         system_prompt: str | None = None,
+        images: Sequence[Picture] | Sequence[Sequence[Picture]] | None = None,
         sequence: SequenceState | None = None,
         progress: Progress | None = None,
         wait: bool = False,
@@ -126,22 +128,24 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
     ) -> Lease[Piece] | Generator[tuple[int, Piece], None, None]:
         """Yields a Piece for each token as soon as it is there; closing the generator stops the work.
 
-        prompt: text, messages [{"role": ..., "content": ...}], or token ids. For a list of prompts, an `engine`
-        generates the answers at the same time and yields (prompt index, piece); sequence and begin are for a single
-        prompt. Sampling parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its
-        `logprob`. stop: strings that end the answer and are not part of the answer. stop_token_ids: further tokens that
-        end the answer. min_tokens: in the first min_tokens tokens, no stop token or end-of-text token ends the answer.
-        ignore_eos: no end-of-text token ever ends the answer. dry_sequence_breakers: strings at which a repetition ends
-        for DRY; without a tokenizer they have no effect. schema, regex, grammar, choices: a constraint for the
-        answer, at most one (`llmcl.grammar.Grammar.of`); max_tokens may cut the answer before it matches.
-        lora: a loaded adapter's name, or names with scales; None: the adapters of `load`.
-        logits_processor(token_ids, logits) -> logits: a function that changes the logits before each token is chosen
-        (engine/logits_processor.py); the logits are read from the device and written back. n: number of answers to the
-        prompt; they yield like a list's answers, with seed, seed + 1, and so on. raw: no chat template. sequence: a
-        conversation's sequence in the KV cache, to be continued; None: an empty context. progress(what, done, total):
-        called while the prompt is read, with token counts; reading then waits for the device a few times more. wait:
-        waits until no other thread generates. begin: for conversations, called with the function that generates the
-        answer, once no other call is under way.
+        prompt: text, messages [{"role": ..., "content": ...}], content parts [{"type": "image", "path": ...}, "text"],
+        or token ids. For a list of prompts, an `engine` generates the answers at the same time and yields (prompt
+        index, piece); sequence and begin are for a single prompt. images: paths, bytes or Pillow pictures before a
+        text, or for image parts without one; with a list of prompts a list for each (docs/guide/images.md). Sampling
+        parameters, logit_bias and logprobs: see SamplingParams; with logprobs each piece has its `logprob`. stop:
+        strings that end the answer and are not part of the answer. stop_token_ids: further tokens that end the answer.
+        min_tokens: in the first min_tokens tokens, no stop token or end-of-text token ends the answer. ignore_eos: no
+        end-of-text token ever ends the answer. dry_sequence_breakers: strings at which a repetition ends for DRY;
+        without a tokenizer they have no effect. schema, regex, grammar, choices: a constraint for the answer, at most
+        one (`llmcl.grammar.Grammar.of`); max_tokens may cut the answer before it matches. lora: a loaded adapter's
+        name, or names with scales; None: the adapters of `load`. logits_processor(token_ids,
+        logits) -> logits: a function that changes the logits before each token is chosen (engine/logits_processor.py);
+        the logits are read from the device and written back. n: number of answers to the prompt; they yield like a
+        list's answers, with seed, seed + 1, and so on. raw: no chat template. sequence: a conversation's sequence in
+        the KV cache, to be continued; None: an empty context. progress(what, done, total): called while the prompt is
+        read, with token counts; reading then waits for the device a few times more. wait: waits until no other thread
+        generates. begin: for conversations, called with the function that generates the answer, once no other call is
+        under way.
 
         Raises (before the first token) ContextLengthError for a prompt longer than the context, UsageError for a value
         out of range, or if another thread generates.
@@ -153,9 +157,10 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
             raise UsageError(f"sequence is {shown(sequence)}; expected a conversation's place in the KV cache, or None")
         if n is not None or are_prompts(prompt):
             each = {field.name: getattr(options, field.name) for field in fields(options)}
-            each |= {"raw": raw, "system_prompt": system_prompt}
+            each |= {"raw": raw, "system_prompt": system_prompt, "images": images}
             return self._stream_each(prompt, n, each, wait, progress)[1]
-        ids = self.encode(cast(Prompt, prompt), raw=raw, system_prompt=system_prompt, most=self.max_context)
+        encoding: dict[str, Any] = {"raw": raw, "system_prompt": system_prompt, "images": images, "progress": progress}
+        ids = self.encode(cast(Prompt, prompt), **encoding, most=self.max_context)
         self.check_prompt(ids)
         if options.logit_bias:
             self.model.check_vocabulary(list(options.logit_bias))
@@ -225,8 +230,9 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
             for i, piece in stream:
                 parts[i].append(piece)
             return [collect(asked.prompt_token_ids, part) for asked, part in zip(questions, parts, strict=True)]
-        encoding = {name: options.pop(name) for name in ("raw", "system_prompt") if name in options}
-        ids = self.encode(cast(Prompt, prompt), **encoding, most=self.max_context)
+        encoding = {name: options.pop(name) for name in ("images", "raw", "system_prompt") if name in options}
+        progress = options.get("progress")
+        ids = self.encode(cast(Prompt, prompt), **encoding, most=self.max_context, progress=progress)
         return collect(ids, self.stream(ids, **options))
 
     def engine(
@@ -393,6 +399,8 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         Raises UsageError for an answer without tokens, ContextLengthError for an answer too long after the prompt.
         """
         check_answers(answers)
+        if has_parts(prompt):
+            raise UsageError("a score is for answers to text; leave the images out of the prompt")
         ids = self.encode(prompt, raw=raw, system_prompt=system_prompt, most=self.max_context)
         self.check_prompt(ids)
         texts = self.encode_answers(prompt, answers, raw=raw, system_prompt=system_prompt)
@@ -492,6 +500,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         self._kept.close()
         for device in self.devices:
             device.close()
+        self.images.close()
         self._model, self._scores, self.speculation = None, None, NO_SPECULATION
         self._embedders.clear()
 

@@ -17,6 +17,7 @@ from llmcl.checkpoint.embedding_settings import embedding_settings
 from llmcl.checkpoint.lora import AdapterChoice, LoraRequest, merge, open_adapter, why_not_merged
 from llmcl.checkpoint.quantize import check_quantize, warn_of_rounding_again
 from llmcl.checkpoint.sampling_defaults import sampling_defaults
+from llmcl.engine.images import images_for
 from llmcl.engine.judging import judging_head
 from llmcl.engine.llm import LLM
 from llmcl.engine.speculation import speculation_with
@@ -108,6 +109,7 @@ def load(
     chat_template: str | None = None,
     prompt_lookup: bool = False,
     draft_model: str | None = None,
+    mmproj: str | bool | None = None,
     compile_kernels: bool = True,
     lora: str | Sequence[str] = (),
 ) -> LLM:
@@ -137,6 +139,8 @@ def load(
     offline: takes hub models from the cache only.
     kernel_options: BLOCK_M, BLOCK_N, DV_TILE for prefill attention; they override the values stored by `llmcl tune`.
     chat_template: Jinja source that replaces or adds the model's template.
+    mmproj: the vision tower of a GGUF model, an mmproj-*.gguf file; None looks beside the model, or in its repository
+    on the hub, once a prompt has an image (docs/guide/images.md); False takes no images.
     compile_kernels: False compiles each kernel at first use, for a model that only serves an `engine`.
     lora: LoRA adapters for every text, as [NAME=]PATH[:SCALE]: a PEFT folder or a GGUF file (docs/guide/lora.md).
     prompt_lookup, draft_model: speculative decoding (docs/guide/python.md). Drafts copy the continuation of the same
@@ -220,6 +224,7 @@ def load(
             llm.put_lora(adapter)
             llm.model.adapters.scales[adapter.name] = scale
         llm.adapt_to_defaults()
+        llm.images = images_for(model, checkpoint, llm.devices[0], mmproj, offline=offline, progress=progress)
     if prompt_lookup:
         llm.speculation = speculation_with(llm.model, None, progress)
     elif draft_model is not None:

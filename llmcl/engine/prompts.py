@@ -8,13 +8,26 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from llmcl.errors import UsageError, check_flags, check_text, shown
+from llmcl.engine.images import Images, PromptWithImages
+from llmcl.engine.message_parts import (
+    Picture,
+    are_parts,
+    flat,
+    flat_content,
+    holds_images,
+    picture_list,
+    texts_in,
+    without_images,
+)
+from llmcl.errors import LlmclError, UsageError, check_flags, check_text, shown
+from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
 
-Message = Mapping[str, str]
-Prompt = str | Sequence[Message] | Sequence[int]
+Message = Mapping[str, Any]
+Part = str | Mapping[str, Any]
+Prompt = str | Sequence[Message] | Sequence[Part] | Sequence[int]
 
 
 def is_list(prompt: object) -> TypeGuard[Sequence[Any]]:
@@ -41,6 +54,11 @@ def is_chat(prompt: Any, *, raw: bool) -> bool:
     return not raw and (isinstance(prompt, str) or any(issubclass(kind, Mapping) for kind in {*map(type, prompt)}))
 
 
+def has_parts(prompt: str | Sequence[Any]) -> bool:
+    """Returns whether a prompt is content parts, or messages with an image."""
+    return not isinstance(prompt, str) and (are_parts(prompt) or holds_images(prompt))
+
+
 def check_answers(answers: object) -> None:
     """Raises UsageError unless `answers` is a list of texts and lists of token ids."""
     if not is_list(answers) or not len(answers):
@@ -56,6 +74,7 @@ class PromptReader:
     def __init__(self, model_name: str):
         self.model_name = model_name
         self._tokenizer: Tokenizer | None = None  # `load` sets it
+        self.images = Images(model_name, lambda progress: None, "it has random weights")  # `load` sets it
         self._warned_no_template = False
 
     @property
@@ -75,24 +94,68 @@ class PromptReader:
         self._tokenizer = tokenizer
 
     def encode(
-        self, prompt: Prompt, *, raw: bool = False, system_prompt: str | None = None, most: int | None = None
+        self,
+        prompt: Prompt,
+        *,
+        raw: bool = False,
+        system_prompt: str | None = None,
+        images: Sequence[Picture] | None = None,
+        most: int | None = None,
+        progress: Progress | None = None,
     ) -> list[int]:
         """Returns a prompt's token ids. A text goes through the chat template, if there is one, unless `raw`.
 
-        most: room in tokens. Raises ContextLengthError for a text with certainly more tokens.
+        images: pictures in front of a text, or for the parts of messages without a picture. With images, the tower
+        computes their rows, and a PromptWithImages is returned. most: room in tokens. progress: called while the first
+        image loads the tower. Raises ContextLengthError for a text with certainly more tokens.
         """
         if not isinstance(prompt, str) and not is_list(prompt):
             raise UsageError(
-                f"the prompt is {shown(prompt)}; expected text, messages [{{'role': ..., 'content': ...}}], or "
+                f"the prompt is {shown(prompt)}; expected text, parts, messages [{{'role': ..., 'content': ...}}], or "
                 "token ids"
             )
         check_flags(raw=raw)
         if system_prompt is not None:
             check_text("system_prompt", system_prompt)
         if are_ids(prompt):
-            return [*map(int, prompt)]
-        text, adds_bos = self._text(prompt, raw, system_prompt)
+            if images is not None:
+                raise UsageError("images is given with token ids; expected a text, parts or messages as the prompt")
+            return prompt if isinstance(prompt, PromptWithImages) else [*map(int, prompt)]
+        if images is not None or has_parts(prompt):
+            text, adds_bos, pictures = self._text_with_images(prompt, raw, system_prompt, images, progress)
+            if pictures:
+                return self.images.encode(text, pictures, self.tokenizer, adds_bos=adds_bos, most=most)
+        else:
+            text, adds_bos = self._text(prompt, raw, system_prompt)
         return self.tokenizer.encode(text, adds_bos, most=most)
+
+    def _text_with_images(
+        self,
+        prompt: str | Sequence[Any],
+        raw: bool,
+        system_prompt: str | None,
+        images: Sequence[Picture] | None,
+        progress: Progress | None,
+    ) -> tuple[str, bool, list[Picture]]:
+        """Returns the text with a marker per picture, whether the tokenizer adds BOS, and the pictures."""
+        if isinstance(prompt, str) and raw:  # the caller wrote the markers
+            return *self._text(prompt, raw, system_prompt), picture_list(images)
+        messages, pictures = without_images(prompt, images)
+        marker = ""
+        if pictures:
+            marker = self.images.vision(progress).processor.marker
+            self.images.check_texts(texts_in(messages))
+        if (isinstance(prompt, str) or are_parts(prompt)) and (raw or not self.tokenizer.has_chat_template):
+            return *self._text(flat_content(messages[0]["content"], marker), raw, system_prompt), pictures
+        if pictures:
+            try:
+                text, adds_bos = self._text(messages, raw, system_prompt)
+            except LlmclError:
+                text = ""
+            if marker in text:
+                return text, adds_bos, pictures
+        # Templates for texts alone refuse parts, or leave images out.
+        return *self._text(flat(messages, marker), raw, system_prompt), pictures
 
     def encode_answers(
         self, prompt: Prompt, answers: Sequence[str | Sequence[int]], *, raw: bool, system_prompt: str | None

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from llmcl.engine.conversation import Conversation, Messages, split_turns
+from llmcl.engine.message_parts import Content, for_server
 from llmcl.errors import ContextLengthError, LlmclError, ServerError, UsageError, one_line, shown
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ class ServerChat(Conversation):
 
     def send(
         self,
-        text: str,
+        text: Content,
         *,
         max_tokens: int = 1024,
         system_prompt: str | None = None,
@@ -82,7 +83,7 @@ class ServerChat(Conversation):
         while True:
             kept = self._without_oldest(asked, self.dropped)
             try:
-                yield from self._record(kept, self.messages, self._pieces(body | {"messages": kept}), said)
+                yield from self._record(kept, self.messages, self._pieces(body | {"messages": for_server(kept)}), said)
                 return
             except ContextLengthError:
                 left = n_turns - self.dropped

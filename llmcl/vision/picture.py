@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import warnings
+from hashlib import sha256
 from pathlib import Path
 from threading import Lock
 
@@ -30,19 +31,11 @@ def read_picture(source: Source, name: str | None = None) -> Image.Image:
     name: for messages; None: the path, or "the image". Raises UsageError for a file that is missing, damaged, of
     another type or too large. The header tells the size, so nothing large is decoded first.
     """
-    if isinstance(source, Image.Image):
-        return _prepared(source, name or "the image")
-    if isinstance(source, (bytes, bytearray, memoryview)):
-        data, name = bytes(source), name or "the image"
-    elif isinstance(source, (str, os.PathLike)):
-        name = name or shown(os.fspath(source))
-        data = _file(Path(source), name)
-    else:
-        raise UsageError(f"{name or 'the image'} is {shown(source)}; expected a path, bytes or a Pillow picture")
-    if not data:
-        raise UsageError(f"{name} is empty; {_EXPECTED}")
-    if len(data) > MAX_BYTES:
-        raise _too_many_bytes(name, len(data))
+    if name is None:
+        name = shown(os.fspath(source)) if isinstance(source, (str, os.PathLike)) else "the image"
+    data = whole_file(source, name)
+    if isinstance(data, Image.Image):
+        return data
     try:
         with _warnings_lock, warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -57,6 +50,30 @@ def read_picture(source: Source, name: str | None = None) -> Image.Image:
         raise UsageError(f"{name} cannot be read ({one_line(error)}); {_EXPECTED}") from None
     with picture:
         return _prepared(picture, name)
+
+
+def whole_file(source: Source, name: str = "the image") -> bytes | Image.Image:
+    """Returns the bytes of a picture file, or a Pillow picture in RGB. Raises UsageError outside the bounds."""
+    if isinstance(source, Image.Image):
+        return _prepared(source, name)
+    if isinstance(source, (bytes, bytearray, memoryview)):
+        data = bytes(source)
+    elif isinstance(source, (str, os.PathLike)):
+        data = _file(Path(source), shown(os.fspath(source)))
+    else:
+        raise UsageError(f"{name} is {shown(source)}; expected a path, bytes or a Pillow picture")
+    if not data:
+        raise UsageError(f"{name} is empty; {_EXPECTED}")
+    if len(data) > MAX_BYTES:
+        raise _too_many_bytes(name, len(data))
+    return data
+
+
+def picture_key(picture: bytes | Image.Image) -> bytes:
+    """Returns a digest of a result of `whole_file`."""
+    if isinstance(picture, bytes):
+        return sha256(picture).digest()
+    return sha256(f"{picture.size}".encode() + picture.tobytes()).digest()
 
 
 def _file(path: Path, name: str) -> bytes:

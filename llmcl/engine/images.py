@@ -1,0 +1,221 @@
+"""The hook for images: what prompts ask of `llmcl/vision/`, which nothing else here imports."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from threading import RLock
+from typing import TYPE_CHECKING
+
+from llmcl.checkpoint import Checkpoint, open_checkpoint, resolve
+from llmcl.checkpoint.mmproj import find_mmproj
+from llmcl.engine.message_parts import Picture
+from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError, counted, shown
+from llmcl.models.image_rows import ImageRows, PlacedImage
+from llmcl.progress import LOADING_TOWER, Progress
+from llmcl.runtime import driver_calls
+from llmcl.runtime.device import Device
+
+if TYPE_CHECKING:
+    from llmcl.tokenizer import Tokenizer
+    from llmcl.vision.vision import Pixels, Vision
+
+MAX_KEPT_BYTES = 256 << 20  # for the latest images: a conversation sends its images again in each turn
+_STAND_IN = "<pad>"  # GGUF files of Gemma 3 have no image token; any token will do, because rows replace its embedding
+
+
+class PromptWithImages(list[int]):
+    """Token ids with the images in them. A copy or a slice is a plain list, without the images."""
+
+    def __init__(self, ids: Sequence[int], images: Sequence[PlacedImage]):
+        super().__init__(ids)
+        self.images = tuple(images)
+
+
+def images_of(prompt: Sequence[int]) -> tuple[PlacedImage, ...]:
+    """Returns the images in a prompt from `PromptReader.encode`; () for plain token ids."""
+    return prompt.images if isinstance(prompt, PromptWithImages) else ()
+
+
+@dataclass(frozen=True)
+class _Image:
+    """A picture as the model reads it."""
+
+    key: bytes  # digest of the picture file
+    text: str
+    grids: Sequence[tuple[int, int]]
+    pixels: Pixels | None  # None once the rows are there
+    rows: Sequence[ImageRows] = ()
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens for each ImageRows."""
+        return [rows * columns for rows, columns in self.grids]
+
+    @property
+    def n_bytes(self) -> int:
+        on_host = 0 if self.pixels is None else self.pixels.values.nbytes
+        return on_host + sum(buffer.nbytes for each in self.rows for buffer in (each.rows, *each.deepstack))
+
+
+class Images:
+    """Turns pictures in prompts into rows for a model. The first picture loads the processor and the tower.
+
+    Any thread may call it. The tower shares the device with the model like a second model would.
+    """
+
+    def __init__(self, model_name: str, load: Callable[[Progress | None], Vision | None], remedy: str = ""):
+        self._name = model_name
+        self._load = load  # returns None if the model has no tower
+        self._remedy = remedy  # what to do without a tower
+        self._vision: Vision | None = None
+        self._kept: OrderedDict[bytes, _Image] = OrderedDict()  # oldest first
+        self._lock = RLock()
+
+    def vision(self, progress: Progress | None = None) -> Vision:
+        """Returns processor and tower, loaded at the first call. Raises UsageError for a model without a tower."""
+        with self._lock:
+            if self._vision is None:
+                driver_calls.check()
+                self._vision = self._load(progress)
+            if self._vision is None:
+                raise UsageError(f"{self._name} takes no images: {self._remedy}")
+            return self._vision
+
+    def check_texts(self, texts: Iterable[str]) -> None:
+        """Raises UsageError for a user's text with a marker or an image token."""
+        processor = self.vision().processor
+        for text in texts:
+            for mark in (processor.marker, processor.image_token):
+                if mark in text:
+                    raise UsageError(
+                        f"a text beside images has {shown(mark)}, which stands for an image of {self._name}; leave "
+                        'that out, and give images as parts such as {"type": "image", "path": "a.png"}'
+                    )
+
+    def encode(
+        self, text: str, pictures: Sequence[Picture], tokenizer: Tokenizer, *, adds_bos: bool, most: int | None = None
+    ) -> PromptWithImages:
+        """Returns the ids of a text in which each marker stands for a picture, and computes the pictures' rows.
+
+        most: room in tokens. Raises UsageError for a picture that cannot be read, or unless there is one marker per
+        picture; ContextLengthError for too many tokens.
+        """
+        vision = self.vision()
+        marker, token = vision.processor.marker, vision.processor.image_token
+        before, *after = text.split(marker)
+        if len(after) != len(pictures):
+            raise UsageError(
+                f"the prompt has {counted(len(pictures), 'image')} and {counted(len(after), 'place')} for images "
+                f"({shown(marker)}); expected a place for each image"
+            )
+        images = [self._image(picture, i, len(pictures)) for i, picture in enumerate(pictures)]
+        text = before + "".join(image.text + part for image, part in zip(images, after, strict=True))
+        if (token_id := tokenizer.id_of(token)) is None:
+            text = text.replace(token, _STAND_IN)
+            if (token_id := tokenizer.id_of(_STAND_IN)) is None:
+                raise UnsupportedModelError(f"the tokenizer of {self._name} has no token {shown(token)} for images")
+        ids = tokenizer.encode(text, adds_bos, most=most)
+        firsts = _places(ids, token_id, [n for image in images for n in image.lengths], token)
+        if most is not None and len(ids) > most:
+            size = counted(len(ids), "token")
+            raise ContextLengthError.with_size(
+                size,
+                f"the prompt has {size}, {sum(n for image in images for n in image.lengths)} of them for "
+                f"{counted(len(images), 'image')}, the context {most}; give fewer or smaller images, shorten the "
+                "prompt or raise the context (--ctx-size, max_context)",
+            )
+        rows = [each for image in images for each in self._rows(image)]
+        return PromptWithImages(ids, [PlacedImage(*each) for each in zip(firsts, rows, strict=True)])
+
+    def give_back(self) -> None:
+        """Releases the rows of earlier images. The device asks for it when memory is scarce."""
+        self._kept.clear()
+
+    def close(self) -> None:
+        """Releases the tower and all rows."""
+        self._vision = None
+        self.give_back()
+
+    def _image(self, picture: Picture, i: int, n: int) -> _Image:
+        """Reads and prepares picture i of n, unless it was kept."""
+        from llmcl.vision.picture import picture_key, read_picture, whole_file
+
+        name = "the image" if n == 1 else f"image {i + 1}"
+        picture = whole_file(picture, name)
+        key = picture_key(picture)
+        if (image := self._kept.get(key)) is None:
+            pixels = self.vision().processor.pixels(read_picture(picture, name))
+            image = self._keep(_Image(key, pixels.text, pixels.grids, pixels))
+        return image
+
+    def _rows(self, image: _Image) -> Sequence[ImageRows]:
+        """Computes the rows of a picture, unless they were kept."""
+        with self._lock:
+            if image.pixels is not None:
+                driver_calls.check()
+                image = _Image(image.key, image.text, image.grids, None, self.vision().tower.rows(image.pixels))
+            return self._keep(image).rows
+
+    def _keep(self, image: _Image) -> _Image:
+        """Remembers the image as the latest, and forgets the oldest images above MAX_KEPT_BYTES."""
+        with self._lock:
+            self._kept.pop(image.key, None)
+            self._kept[image.key] = image
+            while sum(each.n_bytes for each in self._kept.values()) > MAX_KEPT_BYTES and len(self._kept) > 1:
+                self._kept.popitem(last=False)
+        return image
+
+
+def images_for(
+    name: str,
+    checkpoint: Checkpoint,
+    device: Device,
+    mmproj: str | bool | None,
+    *,
+    offline: bool,
+    progress: Progress | None,
+) -> Images:
+    """Returns the images for a loaded model. Arguments as for `load`."""
+    if mmproj is False:
+        return Images(name, lambda progress: None, "they are switched off (--no-mmproj, mmproj=False)")
+    if mmproj is not None and (not isinstance(mmproj, (str, os.PathLike)) or not str(mmproj)):
+        raise UsageError(f"mmproj is {shown(mmproj)}; expected the path of a .gguf file, False or None")
+    tower = None if mmproj is None else resolve(str(mmproj), offline, progress)
+    path, is_gguf = checkpoint.path, checkpoint.gguf_metadata is not None
+
+    def load(progress: Progress | None) -> Vision | None:
+        from llmcl.vision.load import load_vision  # type: ignore[import-not-found]
+
+        file = tower
+        if file is None and is_gguf:
+            file = find_mmproj(name, path, offline=offline, progress=progress)
+            if file is None:
+                return None
+        if progress is not None:
+            progress(LOADING_TOWER, 0, 0)
+        with open_checkpoint(str(path)) as checkpoint:
+            vision: Vision | None = load_vision(device, checkpoint, file)
+            return vision
+
+    remedy = "it has no vision tower; take a model that has one (`llmcl models` lists families with images)"
+    if is_gguf:
+        remedy = f"no mmproj-*.gguf lies beside {path.name}; give the file with the vision tower (--mmproj, mmproj)"
+    images = Images(name, load, remedy)
+    device.spares.add(images)
+    return images
+
+
+def _places(ids: Sequence[int], token_id: int, lengths: Sequence[int], token: str) -> list[int]:
+    """Returns the index of each image's first token. Raises UsageError for other image tokens in the prompt."""
+    at = [i for i, each in enumerate(ids) if each == token_id]
+    if len(at) != sum(lengths):
+        raise UsageError(
+            f"the prompt has {counted(len(at), 'image token')}, expected {sum(lengths)} for its images; leave "
+            f"{shown(token)} out of the text"
+        )
+    firsts = [at[sum(lengths[:i])] for i in range(len(lengths))]
+    assert all(ids[first : first + n] == [token_id] * n for first, n in zip(firsts, lengths, strict=True))
+    return firsts
