@@ -75,7 +75,7 @@ def open_folder(folder: Path, name: str) -> Checkpoint:
     generation_config = optional_json(folder / "generation_config.json")
     config_json = read_json(folder / "config.json")
     config = config_from_hf(config_json, generation_config)
-    stored = _read_folder_tensors(folder)
+    stored = read_folder_tensors(folder)
     _check_not_wrapped(stored)
     family = FAMILIES[config.architecture]
     is_packed = False
@@ -254,7 +254,8 @@ def weight_files(names: Collection[str], index: Mapping[str, str] | None) -> lis
     return numbered
 
 
-def _read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+def read_folder_tensors(folder: Path) -> dict[str, StoredTensor]:
+    """Maps all tensors in a folder's weight files. Raises CheckpointError for missing or inconsistent files."""
     names = {path.name for path in folder.iterdir()}
     index = shard_files(folder / INDEX_FILE) if INDEX_FILE in names else None
     files = weight_files(names, index)

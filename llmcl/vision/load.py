@@ -1,0 +1,119 @@
+"""Finds a model's vision part, in its folder or in an mmproj file, and makes processor and tower from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmcl.architectures.config.reader import Reader
+from llmcl.checkpoint import Checkpoint
+from llmcl.checkpoint.files import optional_json, read_json
+from llmcl.checkpoint.gguf import read_gguf
+from llmcl.checkpoint.safetensors import read_folder_tensors
+from llmcl.checkpoint.tensors import StoredTensor
+from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, shown
+from llmcl.runtime.device import Device
+from llmcl.vision.tensors import VisionTensors
+from llmcl.vision.vision import Vision
+
+
+@dataclass(frozen=True)
+class VisionFiles:
+    """A vision part as stored. Tensors have the names of `VisionFamily.prefixes`, or the names in the mmproj file."""
+
+    config: Reader  # config.json, or the mmproj file's metadata
+    preprocessing: Reader  # preprocessor_config.json and processor_config.json; empty with an mmproj file
+    tensors: VisionTensors
+    hidden_size: int  # columns of the rows: the text part's hidden size
+
+
+@dataclass(frozen=True)
+class VisionFamily:
+    """How a family's vision part is found and made."""
+
+    from_folder: Callable[[VisionFiles], Vision]
+    from_mmproj: Callable[[VisionFiles], Vision] | None = None
+    projectors: tuple[str, ...] = ()  # clip.projector_type in mmproj files
+    text: tuple[str, ...] = ()  # architectures of text models that an mmproj file may belong to
+    # Beginning of a tensor's name in a folder, without "model." -> beginning of its name in VisionFiles.tensors, None
+    # for parts that images do not need. The first that fits counts. Other tensors belong to the text part.
+    prefixes: Mapping[str, str | None] = field(default_factory=dict)
+
+
+VISION_FAMILIES: dict[str, VisionFamily] = {}  # keyed by config.json's model_type
+
+
+def load_vision(device: Device, checkpoint: Checkpoint, mmproj: Path | None = None) -> Vision | None:
+    """Loads the vision part of a checkpoint: from `mmproj`, or from the checkpoint's folder.
+
+    Returns None if there is none. Raises CheckpointError, UnsupportedModelError or UsageError for a part that cannot be
+    read, is incomplete, or belongs to another model.
+    """
+    if mmproj is not None:
+        return _from_mmproj(device, checkpoint, mmproj)
+    if checkpoint.gguf_metadata is not None:
+        return None
+    config = read_json(checkpoint.path / "config.json")
+    family = VISION_FAMILIES.get(str(config.get("model_type")))
+    if family is None:
+        return None
+    stored = _named(read_folder_tensors(checkpoint.path), family.prefixes)
+    if not stored:
+        return None  # the text part was saved alone
+    preprocessing: dict[str, Any] = {}
+    for file in ("preprocessor_config.json", "processor_config.json"):
+        values = optional_json(checkpoint.path / file)
+        preprocessing |= values | (values.get("image_processor") or {})
+    tensors = VisionTensors(device, stored, checkpoint.path.name)
+    files = VisionFiles(
+        Reader(config, "config.json"),
+        Reader(preprocessing, "preprocessor_config.json"),
+        tensors,
+        checkpoint.config.hidden_size,
+    )
+    vision = family.from_folder(files)
+    tensors.finish()
+    return vision
+
+
+def _named(stored: Mapping[str, StoredTensor], prefixes: Mapping[str, str | None]) -> dict[str, StoredTensor]:
+    """Returns the vision part's tensors under their short names."""
+    tensors: dict[str, StoredTensor] = {}
+    for name, tensor in stored.items():
+        bare = name.removeprefix("model.")
+        prefix = next((prefix for prefix in prefixes if bare.startswith(prefix)), None)
+        if prefix is None or (short_prefix := prefixes[prefix]) is None:
+            continue
+        short = short_prefix + bare.removeprefix(prefix)
+        if short in tensors:
+            raise CheckpointError(f"tensor {shown(name)} is there under two names. Fetch the model again.")
+        tensors[short] = tensor
+    return tensors
+
+
+def _from_mmproj(device: Device, checkpoint: Checkpoint, path: Path) -> Vision:
+    metadata, stored = read_gguf(path)
+    if (architecture := metadata.get("general.architecture")) != "clip":
+        raise UsageError(
+            f"{path.name} is a GGUF file with general.architecture {shown(architecture)}; expected clip, an mmproj "
+            "file with the model's vision part"
+        )
+    projector = metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
+    family = next((family for family in VISION_FAMILIES.values() if projector in family.projectors), None)
+    if family is None or family.from_mmproj is None:
+        known = ", ".join(name for family in VISION_FAMILIES.values() for name in family.projectors)
+        raise UnsupportedModelError(f"{path.name} has the projector {shown(projector)}; llmcl supports {known}.")
+    hidden, text = checkpoint.config.hidden_size, checkpoint.config.architecture
+    columns = Reader(metadata, path.name).size("clip.vision.projection_dim", 1 << 20)
+    if columns != hidden or text not in family.text:
+        raise UsageError(
+            f"{path.name} is for another model: its projector {projector} gives rows of {columns} values for "
+            f"{' or '.join(family.text)}, and {checkpoint.name} is {text} with a hidden size of {hidden}; give the "
+            "mmproj file that was converted from the same model"
+        )
+    tensors = VisionTensors(device, stored, path.name)
+    vision = family.from_mmproj(VisionFiles(Reader(metadata, path.name), Reader({}, path.name), tensors, hidden))
+    tensors.finish()
+    return vision
