@@ -9,6 +9,7 @@ from typing import Any
 
 from llmcl.engine.conversation import Conversation
 from llmcl.engine.generation import Piece
+from llmcl.engine.message_parts import text_of
 from llmcl.engine.stats import GenerationStats, summarize
 from llmcl.progress import Progress
 
@@ -40,6 +41,7 @@ class Engine:
         self.progress: Progress | None = None
         self.streams: list[Iterator[Piece]] = []  # held, so that only close() can end one before its time
         self.stats = stats()
+        self.images = SimpleNamespace(vision=lambda progress: None)
 
     def __enter__(self) -> Engine:
         return self
@@ -54,7 +56,7 @@ class Engine:
         return self.streams[-1]
 
     def pieces(self, prompt: str) -> Iterator[Piece]:
-        words = prompt.split()
+        words = text_of(prompt).split()
         self.before()
         try:
             for n, word in enumerate(words, start=1):

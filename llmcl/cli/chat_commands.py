@@ -17,6 +17,7 @@ import typer
 from llmcl.checkpoint.files import is_unicode
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.option_groups import Sampling, option_hints
+from llmcl.cli.pictures import picture_and_text
 from llmcl.engine.message_parts import text_of
 from llmcl.errors import UsageError, counted, one_line
 from llmcl.sampling_options import PARAMETERS
@@ -73,7 +74,7 @@ def complete(before: str, word: str) -> list[str]:
         return []
     if command.argument.startswith("[NAME VALUE"):
         return [f"{name} " for name in SETTINGS if name.startswith(word)]
-    if command.argument == "FILE":
+    if command.argument.startswith("FILE"):
         return sorted(glob.glob(glob.escape(word) + "*"))
     return []
 
@@ -114,6 +115,7 @@ def _exit(session: Session, argument: str) -> None:
 
 def _reset(session: Session, argument: str) -> None:
     session.conversation.reset()
+    session.pictures.clear()
     session.last = None
     session.note("the conversation starts anew")
 
@@ -200,7 +202,7 @@ def _load(session: Session, argument: str) -> None:
     session.note(f"{counted(len(messages), 'message')} loaded from {one_line(file)}")
 
 
-def _read_conversation(file: Path) -> list[dict[str, str]]:
+def _read_conversation(file: Path) -> list[dict[str, Any]]:
     """Returns the messages in a saved conversation. Raises UsageError for another file, and OSError."""
     wrong = f"{one_line(file)} is no saved conversation; expected JSON as /save writes it"
     if not file.is_file() or file.stat().st_size > MAX_FILE_BYTES:
@@ -216,10 +218,22 @@ def _read_conversation(file: Path) -> list[dict[str, str]]:
     roles = [message["role"] for message in kept]
     turns = roles[1:] if roles[:1] == ["system"] else roles
     if turns != ["user", "assistant"] * (len(turns) // 2) or not all(
-        isinstance(message["content"], str) and is_unicode(message["content"]) for message in kept
+        _is_content(message["content"], message["role"] == "user") for message in kept
     ):
         raise UsageError(f"{wrong}: perhaps a system message, then user and assistant in turns")
     return kept
+
+
+def _is_content(content: Any, may_have_pictures: bool) -> bool:
+    if may_have_pictures and isinstance(content, list):
+        kinds = {"text": "text", "image": "image"}
+        return all(
+            isinstance(part, dict)
+            and part.keys() == {"type", kinds.get(part.get("type", ""), "")}
+            and all(isinstance(value, str) and is_unicode(value) for value in part.values())
+            for part in content
+        )
+    return isinstance(content, str) and is_unicode(content)
 
 
 def _copy(session: Session, argument: str) -> None:
@@ -241,6 +255,15 @@ def _model(session: Session, argument: str) -> None:
         session.note(f"model: {one_line(session.model_name)}")
 
 
+def _image(session: Session, argument: str) -> None:
+    path, text = picture_and_text(argument)
+    session.add_picture(path)
+    if text:
+        session.answer(text)
+    else:
+        session.note(f"{one_line(path)} goes with the next message")
+
+
 def _stats(session: Session, argument: str) -> None:
     if session.last is None:
         session.note("no answer yet")
@@ -255,6 +278,7 @@ COMMANDS = (
     ChatCommand(("/reset", "/clear"), "", "forget the conversation", _reset),
     ChatCommand(("/regen",), "", "answer the last message anew", _regen),
     ChatCommand(("/undo",), "", "forget the last message and its answer", _undo),
+    ChatCommand(("/image",), "FILE [TEXT]", "send a picture with TEXT, or with the next message", _image),
     ChatCommand(("/system",), "[TEXT]", "show or set the system prompt; none: without one", _system),
     ChatCommand(("/temp",), "[T]", "show or set the temperature", _temp),
     ChatCommand(("/set",), "[NAME VALUE]", "show or set how tokens are drawn, e.g. /set top-p 0.9", _set),

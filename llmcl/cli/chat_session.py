@@ -11,12 +11,13 @@ from llmcl.cli.answer import ShownAnswer, show, write_plain
 from llmcl.cli.chat_screen import screen
 from llmcl.cli.command import fit_for_terminal
 from llmcl.cli.loading import reading_bar
+from llmcl.cli.pictures import check_pictures, load_tower
+from llmcl.engine.message_parts import Content, content_with
 from llmcl.errors import ContextLengthError, OutOfDeviceMemoryError, ServerError, UsageError, counted
 
 if TYPE_CHECKING:
     from llmcl.engine.chat import Chat
     from llmcl.engine.llm import LLM
-    from llmcl.engine.message_parts import Content
     from llmcl.serve.client import ServerChat
 
 
@@ -40,6 +41,7 @@ class Session:
         self.last: ShownAnswer | None = None
         self.last_seed: int | None = None
         self.over = False
+        self.pictures: list[str] = []  # go with the next message
         self._defaults = dict(request)
         self._llm: LLM | None = None  # None if a server has the model
         self._load: Callable[[str], LLM] | None = None
@@ -96,11 +98,19 @@ class Session:
         self.request["system_prompt"] = text
         self.conversation.set_system_prompt(text)
 
+    def add_picture(self, file: str) -> None:
+        """Sends a picture with the next message. Raises UsageError if it cannot be read, or the model takes none."""
+        check_pictures([file])
+        if self._llm is not None:
+            load_tower(self._llm, quiet=self.quiet)
+        self.pictures.append(file)
+
     def answer(self, message: Content, *, another: bool = False) -> ShownAnswer | None:
         """Shows one answer. Returns None if it was stopped before the first token or did not fit.
 
         another: draw a new seed, even if a seed was set.
         """
+        message, self.pictures = content_with(message, self.pictures or None), []
         request = dict(self.request)
         if (request["seed"] is None or another) and request["temperature"] > 0:
             request["seed"] = secrets.randbelow(2**32)

@@ -17,6 +17,7 @@ from llmcl.cli import options as opt
 from llmcl.cli.answer import show
 from llmcl.cli.loading import load_to_answer, progress_bar, reading_bar
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, Structure, with_groups
+from llmcl.cli.pictures import check_pictures, load_tower
 from llmcl.cli.text_files import check_writable, decoded, named, read_text, standard_input, without_last_newline
 from llmcl.errors import UsageError, counted, one_line
 from llmcl.tools import json_text
@@ -45,6 +46,16 @@ PromptFile = Annotated[
 ]
 Raw = Annotated[
     bool, opt.option("Prompt", "--raw", help="Pass the prompt to the model as it is, without the chat template.")
+]
+ImageFiles = Annotated[
+    list[str] | None,
+    opt.option(
+        "Prompt",
+        "--image",
+        metavar="FILE",
+        env=False,
+        help="Show the model a picture (PNG, JPEG, WebP, GIF, BMP) before the prompt. May be given several times.",
+    ),
 ]
 FILE_PANEL = "Many prompts"
 RequestFile = Annotated[
@@ -86,6 +97,7 @@ def generate(
     model: opt.Model,
     prompt: Prompt = None,
     file: PromptFile = None,
+    image: ImageFiles = None,
     raw: Raw = False,
     system_prompt: opt.SystemPrompt = None,
     requests: RequestFile = None,
@@ -121,7 +133,14 @@ def generate(
 
         Grammar.of(**to_match)  # reports errors before a model is loaded
     request = sampling.arguments(quiet=quiet) | to_match | {"raw": raw, "system_prompt": system_prompt}
+    if image:
+        if asked is not None:
+            raise UsageError("--image belongs to one prompt; in a file of requests, messages have image parts")
+        check_pictures(image)
+        request["images"] = [*image]
     with load_to_answer(model, loading, quiet=quiet) as llm:
+        if image:
+            load_tower(llm, quiet=quiet)
         if asked is not None:
             sizes = {"max_sequences": max_sequences, "kv_page_tokens": loading.kv_page_size}
             batch_options: dict[str, Any] = {name: size for name, size in sizes.items() if size is not None}

@@ -12,7 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from llmcl.cli.text_files import named, read_text
-from llmcl.errors import counted, one_line
+from llmcl.errors import UsageError, counted, one_line
 from llmcl.progress import COUNTED, Progress
 
 if TYPE_CHECKING:
@@ -107,10 +107,17 @@ def load_to_answer(
         prompt_lookup=loading.prompt_lookup,
         draft_model=loading.draft_model,
         lora=loading.lora,
+        mmproj=_mmproj(loading),
         compile_kernels=compile_kernels,
         quiet=quiet,
         progress=progress,
     )
+
+
+def _mmproj(loading: LoadingToAnswer) -> str | bool | None:
+    if loading.mmproj is not None and loading.no_mmproj:
+        raise UsageError("--mmproj names a vision tower and --no-mmproj leaves it out: give one of the two")
+    return False if loading.no_mmproj else loading.mmproj
 
 
 def load_model(
@@ -126,6 +133,7 @@ def load_model(
     prompt_lookup: bool = False,
     draft_model: str | None = None,
     lora: list[str] | None = None,
+    mmproj: str | bool | None = None,
     compile_kernels: bool = True,
     quiet: bool,
     progress: Progress | None = None,
@@ -156,6 +164,8 @@ def load_model(
         settings |= {"prompt_lookup": prompt_lookup, "draft_model": draft_model}
     if lora:
         settings["lora"] = lora
+    if mmproj is not None:
+        settings["mmproj"] = mmproj
     if combo is not None:
         from llmcl.tools.tune import combination
 

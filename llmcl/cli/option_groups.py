@@ -141,6 +141,8 @@ class LoadingToAnswer(Loading):
     prompt_lookup: opt.PromptLookup = False
     draft_model: opt.DraftModel = None
     lora: opt.Lora = None
+    mmproj: opt.Mmproj = None
+    no_mmproj: opt.NoMmproj = False
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,16 @@ DraftModel = Annotated[
         help="Speculative decoding: guess the next tokens with a smaller model of the same vocabulary.",
     ),
 ]
+Mmproj = Annotated[
+    str | None,
+    option(
+        MODEL_PANEL,
+        "--mmproj",
+        metavar="FILE",
+        help="GGUF file with the vision tower of a GGUF model.  [default: mmproj*.gguf beside the model]",
+    ),
+]
+NoMmproj = Annotated[bool, option(MODEL_PANEL, "--no-mmproj", help="Take no images.")]
 
 MaxTokens = Annotated[
     int,

@@ -10,8 +10,9 @@ import typer
 
 from llmcl.cli import options as opt
 from llmcl.cli.chat import CHAT_SAMPLING, chat
-from llmcl.cli.generate import generate, piped_text
+from llmcl.cli.generate import ImageFiles, generate, piped_text
 from llmcl.cli.option_groups import LoadingToAnswer, Sampling, with_groups
+from llmcl.errors import UsageError
 
 EPILOG = opt.METRICS
 
@@ -33,6 +34,7 @@ def run(
     ctx: typer.Context,
     model: ModelArgument,
     prompt: PromptArgument = None,
+    image: ImageFiles = None,
     system_prompt: opt.SystemPrompt = None,
     sampling: Sampling = CHAT_SAMPLING,
     loading: LoadingToAnswer = LoadingToAnswer(),
@@ -44,6 +46,8 @@ def run(
     llmcl chat and llmcl generate have more options.
     """
     text = "\n\n".join(part for part in (" ".join(prompt or ()), piped_text()) if part)
+    if image and not text:
+        raise UsageError("--image is for one prompt: give a PROMPT, or open a chat and type /image FILE")
     options = ctx.params | {"ctx": ctx, "model": model, "prompt": text}
     _call(generate if text else chat, options)
 

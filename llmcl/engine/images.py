@@ -187,7 +187,7 @@ def images_for(
     path, is_gguf = checkpoint.path, checkpoint.gguf_metadata is not None
 
     def load(progress: Progress | None) -> Vision | None:
-        from llmcl.vision.load import load_vision  # type: ignore[import-not-found]
+        from llmcl.vision.load import load_vision
 
         file = tower
         if file is None and is_gguf:
@@ -197,8 +197,7 @@ def images_for(
         if progress is not None:
             progress(LOADING_TOWER, 0, 0)
         with open_checkpoint(str(path)) as checkpoint:
-            vision: Vision | None = load_vision(device, checkpoint, file)
-            return vision
+            return load_vision(device, checkpoint, file)
 
     remedy = "it has no vision tower; take a model that has one (`llmcl models` lists families with images)"
     if is_gguf:

@@ -22,6 +22,8 @@ _PATHS += ["/proc/self/nothing/x", "~/x", "~nobody0/x", "x" * 300, "\udcff\udcfe
 _SENSIBLE: dict[str, list[str]] = {
     "model": [MODEL_FILE, "m", "smollm2", "org/name", "org/name/file.gguf", "."],
     "draft_model": [MODEL_FILE, "none.gguf", TEXT_FILE, "."],
+    "mmproj": [MODEL_FILE, "none.gguf", TEXT_FILE, "."],
+    "image": [TEXT_FILE, "none.png", "."],
     "source": [MODEL_FILE, "none.gguf", ".", TEXT_FILE],
     "target": ["out.gguf", "out", MODEL_FILE, "a/b.gguf"],
     "random": ["llama-3.2-1b", "tiny", "config.json", "."],
