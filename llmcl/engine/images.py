@@ -39,6 +39,14 @@ def images_of(prompt: Sequence[int]) -> tuple[PlacedImage, ...]:
     return prompt.images if isinstance(prompt, PromptWithImages) else ()
 
 
+def placed_images(images: Sequence[object]) -> list[PlacedImage]:
+    """Returns the images for a prompt of token ids. Raises UsageError for pictures, whose places are unknown."""
+    placed = [image for image in images if isinstance(image, PlacedImage)]
+    if len(placed) != len(images):
+        raise UsageError("pictures are given with token ids; expected a text, parts or messages as the prompt")
+    return placed
+
+
 @dataclass(frozen=True)
 class _Image:
     """A picture as the model reads it."""

@@ -8,7 +8,7 @@ from typing import Any, TypeGuard
 
 import numpy as np
 
-from llmcl.engine.images import Images, PromptWithImages
+from llmcl.engine.images import Images, PromptWithImages, placed_images
 from llmcl.engine.message_parts import (
     Picture,
     are_parts,
@@ -105,9 +105,10 @@ class PromptReader:
     ) -> list[int]:
         """Returns a prompt's token ids. A text goes through the chat template, if there is one, unless `raw`.
 
-        images: pictures in front of a text, or for the parts of messages without a picture. With images, the tower
-        computes their rows, and a PromptWithImages is returned. most: room in tokens. progress: called while the first
-        image loads the tower. Raises ContextLengthError for a text with certainly more tokens.
+        images: pictures in front of a text, or for the parts of messages without a picture; beside token ids a list of
+        PlacedImage. With images, the tower computes their rows, and a PromptWithImages is returned. most: room in
+        tokens. progress: called while the first image loads the tower. Raises ContextLengthError for a text with
+        certainly more tokens.
         """
         if not isinstance(prompt, str) and not is_list(prompt):
             raise UsageError(
@@ -119,7 +120,7 @@ class PromptReader:
             check_text("system_prompt", system_prompt)
         if are_ids(prompt):
             if images is not None:
-                raise UsageError("images is given with token ids; expected a text, parts or messages as the prompt")
+                return PromptWithImages(prompt, placed_images(images))
             return prompt if isinstance(prompt, PromptWithImages) else [*map(int, prompt)]
         if images is not None or has_parts(prompt):
             text, adds_bos, pictures = self._text_with_images(prompt, raw, system_prompt, images, progress)

@@ -7,11 +7,13 @@ A template comes with the checkpoint and is not trusted. It runs in a separate p
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from llmcl.checkpoint.files import is_unicode
-from llmcl.errors import CheckpointError, ContextLengthError, UsageError, one_line, shown
+from llmcl.errors import CheckpointError, ContextLengthError, LlmclError, UsageError, one_line, shown
 
 MAX_CHARACTERS = 1_000_000  # published templates have up to some ten thousand
 MAX_REASON = 200  # characters quoted from a template in a message
@@ -20,6 +22,8 @@ MAX_VARIABLES, MAX_VARIABLES_CHARACTERS = 64, 100_000  # limits on extra templat
 _CONVERSATION = "messages", "add_generation_prompt", "tools", "documents", "raise_exception", "strftime_now"
 _JINJA = "namespace", "range", "dict", "lipsum", "cycler", "joiner", "loop", "self", "super", "caller"
 _OWN_NAMES = frozenset((*_CONVERSATION, *_JINJA))
+
+_PART_TEXT = re.compile(r"\[\s*['\"]text['\"]\s*\]|\.text\b")
 
 _REMEDY = "Give the prompt as it is, without the template (raw, --raw), or another template (--chat-template-file)."
 _OTHERS = "Give other messages, or the prompt as it is (raw, --raw)."
@@ -102,6 +106,29 @@ def _render(
     if not text:
         raise _failed("made an empty text of these messages")
     return text
+
+
+@lru_cache(16)
+def needs_parts(template: str) -> bool:
+    """Returns whether a template loses texts that are no parts, as SmolVLM's does."""
+    if not _PART_TEXT.search(template):
+        return False
+    word = "a5e1c0d7"
+    return not _shows(template, word) and _shows(template, [{"type": "text", "text": word}])
+
+
+def with_parts(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the message with its text as a part."""
+    content = message.get("content")
+    return {**message, "content": [{"type": "text", "text": content}]} if isinstance(content, str) else message
+
+
+def _shows(template: str, content: Any) -> bool:
+    try:
+        text = _ask(template, {"messages": [{"role": "user", "content": content}], "add_generation_prompt": False})
+    except LlmclError:
+        return False
+    return "a5e1c0d7" in text
 
 
 def check(template: str) -> None:

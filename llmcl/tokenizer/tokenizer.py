@@ -251,6 +251,8 @@ class Tokenizer:
                 "The model has no chat template, so it does not take messages.",
                 "Give the prompt as plain text, give it a template (chat_template), or use an instruction-tuned model.",
             )
+        if chat_template.needs_parts(self.chat_template):
+            messages = [chat_template.with_parts(message) for message in messages]
         return chat_template.render(
             self.chat_template,
             messages,

@@ -159,7 +159,7 @@ def test_a_user_cannot_write_images(text: str, reader: PromptReader) -> None:
         ("a", png(1, 1), "images is .*; expected a list of paths"),
         ("a", [png(1, 1), b"abc"], "image 2 is no picture of a known type"),
         ([{"role": "user", "content": "a"}], [png(1, 1)], "images has 1, the messages have 0 parts without a picture"),
-        ([1, 2], [png(1, 1)], "images is given with token ids"),
+        ([1, 2], [png(1, 1)], "pictures are given with token ids"),
     ],
 )
 def test_what_is_wrong_is_said(prompt: Any, images: Any, message: str, reader: PromptReader) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import fake_vision
 import pytest
 
 from llmcl.errors import CheckpointError, UsageError
@@ -211,3 +212,13 @@ def test_chat_template_sees_parts_of_a_message_as_they_are() -> None:
     parts = [{"type": "text", "text": "Hi"}, {"type": "image"}]
     template = "{% for p in messages[0].content %}{{ p.type }}={{ p.text }};{% endfor %}"
     assert render(template, parts) == "text=Hi;image=;"
+
+
+def test_a_template_for_parts_alone_shows_plain_texts_too() -> None:
+    """SmolVLM's loop over parts reads a string character by character, and writes nothing."""
+    loop = "{% for m in messages %}{{ m.role }}:{% for p in m['content'] %}{% if p['type'] == 'text' %}{{ p['text'] }}"
+    tokenizer = fake_vision.image_tokenizer(loop + "{% endif %}{% endfor %}{% endfor %}")
+    messages = [{"role": "user", "content": "Hi"}, {"role": "user", "content": [{"type": "text", "text": "ho"}]}]
+    assert tokenizer.render_chat(messages) == "user:Hiuser:ho"
+    assert chat_template.needs_parts(str(tokenizer.chat_template))
+    assert not chat_template.needs_parts(fake_vision.TEMPLATE) and not chat_template.needs_parts("{{ messages }}")
