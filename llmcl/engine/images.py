@@ -39,6 +39,14 @@ def images_of(prompt: Sequence[int]) -> tuple[PlacedImage, ...]:
     return prompt.images if isinstance(prompt, PromptWithImages) else ()
 
 
+def check_without_images(prompt: Sequence[int]) -> None:
+    """Raises UsageError for a prompt with images: no step takes rows yet, so the model would not see them."""
+    if images_of(prompt):
+        raise UsageError(
+            "images can be prepared, but the model cannot read them yet; leave the images out of the prompt"
+        )
+
+
 def placed_images(images: Sequence[object]) -> list[PlacedImage]:
     """Returns the images for a prompt of token ids. Raises UsageError for pictures, whose places are unknown."""
     placed = [image for image in images if isinstance(image, PlacedImage)]

@@ -13,6 +13,7 @@ from llmcl.engine.chat import Chat
 from llmcl.engine.embedding import Embedder, TextReader, check_dimensions, chosen_pooling, shortened
 from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine, Question
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
+from llmcl.engine.images import check_without_images
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.lora_adapters import LoraAdapters
@@ -204,6 +205,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
     def check_prompt(self, ids: list[int]) -> None:
         """Raises UsageError or ContextLengthError if the token ids cannot be a prompt."""
         self.model.check_makes_text()
+        check_without_images(ids)
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(ids) > self.max_context:
@@ -357,6 +359,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         """
         if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
+        check_without_images(token_ids)
         ids = list(token_ids)
 
         def work() -> np.ndarray:

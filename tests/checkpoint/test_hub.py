@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from fake_hub import COMMIT, FakeHub
 
 from llmcl.checkpoint import open_checkpoint, short_name
 from llmcl.checkpoint.hub import Hub, quantisation
+from llmcl.checkpoint.mmproj import find_mmproj
 from llmcl.errors import CheckpointError, HubError, UnsupportedModelError
 
 
@@ -245,6 +247,20 @@ def test_a_gguf_file_by_its_quantisation(server, tmp_path, models):
         HubError, match=r"several GGUF files of 'Q8_0': a-q8_0\.gguf, b-q8_0\.gguf\. Give org/many/FILE"
     ):
         hub.fetch_quantisation("Q8_0")
+
+
+def test_the_vision_tower_of_a_gguf_model(server, tmp_path, monkeypatch):
+    """A tower has the architecture `clip`, which is no model's: its header is not checked as such."""
+    model, tower = tmp_path / "m-Q4_K_M.gguf", b"a tower"
+    server.models = {"org/many": {"m-Q4_K_M.gguf": b"m", "mmproj-F32.gguf": b"32", "mmproj-F16.gguf": tower}}
+    monkeypatch.setattr("llmcl.checkpoint.Hub", partial(Hub, endpoint=server.url, cache_dir=tmp_path / "cache"))
+    for name in ("org/many:Q4_K_M", "org/many/m-Q4_K_M.gguf"):
+        for offline in (False, True):
+            assert find_mmproj(name, model, offline=offline).read_bytes() == tower
+    assert server.downloaded() == {"mmproj-F16.gguf"}
+    del server.models["org/many"]["mmproj-F32.gguf"], server.models["org/many"]["mmproj-F16.gguf"]
+    with pytest.raises(HubError, match=r"org/many on the hub has no mmproj file .* give one \(--mmproj FILE, mmproj\)"):
+        find_mmproj("org/many:Q4_K_M", model, offline=False)
 
 
 @pytest.mark.parametrize(

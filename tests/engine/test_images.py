@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,8 +14,10 @@ from PIL import Image
 
 from llmcl.engine import images as engine_images
 from llmcl.engine.images import Images, PromptWithImages
+from llmcl.engine.llm import LLM
 from llmcl.engine.prompts import PromptReader
 from llmcl.errors import ContextLengthError, UsageError
+from llmcl.models.image_rows import ImageRows, PlacedImage
 
 
 def png(width: int, height: int, color: str = "red") -> bytes:
@@ -172,6 +175,14 @@ def test_a_model_without_a_tower_says_what_to_do(reader: PromptReader) -> None:
     reader.images = Images("a/model", lambda progress: None, "give its projector (--mmproj FILE)")
     with pytest.raises(UsageError, match=r"a/model takes no images: give its projector \(--mmproj FILE\)"):
         reader.encode(FORMS["parts"])
+
+
+def test_a_model_never_answers_without_seeing_the_images(small_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Until steps take rows, a prompt with images is refused, not answered from the tokens alone."""
+    ids = PromptWithImages([5, 6, 7], [PlacedImage(1, ImageRows(SimpleNamespace(nbytes=4), 1, b""))])  # type: ignore[arg-type]
+    for ask in (small_llm.generate, small_llm.stream, small_llm.logits, lambda ids: small_llm.generate([ids, [5]])):
+        with pytest.raises(UsageError, match="the model cannot read them yet"):
+            ask(ids)
 
 
 def test_a_prompt_too_long_says_how_much_the_images_take(reader: PromptReader) -> None:
