@@ -101,6 +101,7 @@ def test_every_portable_kernel_is_compiled() -> None:
     others = (
         *("biased_gate", "rope_table", "short_conv", "zero_rows"),
         *("add_positions", "bias_gelu", "layer_norm", "pool"),  # for embeddings
+        "mean_rows",  # for images
         *("gate_inputs", "last_row", "layer_inputs", "scale_rows", "scale_shares"),  # Gemma 4's
         *("center_rows", "mamba_inputs", "squared_relu", "xielu"),  # Cohere's, Mamba's, Nemotron's, Apertus'
         "lora",  # for adapters

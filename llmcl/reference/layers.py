@@ -169,6 +169,12 @@ def center_rows(x: Array) -> Float64:
     return centered
 
 
+def mean_rows(x: Array, n_rows: int) -> Float64:
+    """Averages consecutive rows: x [n_rows n, columns] -> [n, columns]."""
+    means: Float64 = wide(x).reshape(-1, n_rows, x.shape[-1]).mean(axis=1)
+    return means
+
+
 def scale_rows(x: Array, factor: Array) -> Float64:
     """x [n, columns] times factor [1]."""
     return wide(x) * wide(factor)
