@@ -40,6 +40,7 @@ TEXT_PREFIXES = {
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "backbone.": "model.",
 }
 _BACKBONE = "backbone.embeddings.weight"  # Nemotron-H's

@@ -364,6 +364,11 @@ class Device:
         with named_errors(f"copying within {buffer.name}"):
             cl.enqueue_copy(self.queue, buffer.cl, buffer.cl, **what)
 
+    def copy(self, source: Buffer, target: Buffer) -> None:
+        """Copies the whole of `source` to the beginning of `target`. Does not wait."""
+        with named_errors(f"copying {source.name} to {target.name}"):
+            cl.enqueue_copy(self.queue, target.cl, source.cl, byte_count=source.nbytes)
+
     def upload(self, array: np.ndarray, name: str) -> Buffer:
         """Allocates a buffer with the bytes of `array` (C order)."""
         buffer = self.alloc(array.nbytes, name)

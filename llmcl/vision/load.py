@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,18 +15,10 @@ from llmcl.checkpoint.safetensors import read_folder_tensors
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, shown
 from llmcl.runtime.device import Device
+from llmcl.vision import gemma3, idefics3
+from llmcl.vision.files import VisionFiles
 from llmcl.vision.tensors import VisionTensors
 from llmcl.vision.vision import Vision
-
-
-@dataclass(frozen=True)
-class VisionFiles:
-    """A vision part as stored. Tensors have the names of `VisionFamily.prefixes`, or the names in the mmproj file."""
-
-    config: Reader  # config.json, or the mmproj file's metadata
-    preprocessing: Reader  # preprocessor_config.json and processor_config.json; empty with an mmproj file
-    tensors: VisionTensors
-    hidden_size: int  # columns of the rows: the text part's hidden size
 
 
 @dataclass(frozen=True)
@@ -34,15 +26,40 @@ class VisionFamily:
     """How a family's vision part is found and made."""
 
     from_folder: Callable[[VisionFiles], Vision]
-    from_mmproj: Callable[[VisionFiles], Vision] | None = None
-    projectors: tuple[str, ...] = ()  # clip.projector_type in mmproj files
-    text: tuple[str, ...] = ()  # architectures of text models that an mmproj file may belong to
+    from_mmproj: Callable[[VisionFiles], Vision]
+    # Returns an mmproj file's tensors under the names that from_mmproj reads.
+    mmproj_tensors: Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
+    projectors: tuple[str, ...]  # clip.projector_type in mmproj files
+    text: tuple[str, ...]  # architectures of text models that an mmproj file may belong to
     # Beginning of a tensor's name in a folder, without "model." -> beginning of its name in VisionFiles.tensors, None
     # for parts that images do not need. The first that fits counts. Other tensors belong to the text part.
-    prefixes: Mapping[str, str | None] = field(default_factory=dict)
+    prefixes: Mapping[str, str | None]
 
 
-VISION_FAMILIES: dict[str, VisionFamily] = {}  # keyed by config.json's model_type
+_GEMMA3 = VisionFamily(
+    gemma3.from_folder,
+    gemma3.from_mmproj,
+    gemma3.mmproj_tensors,
+    projectors=("gemma3",),
+    text=("gemma3_text",),
+    prefixes={
+        "vision_tower.vision_model.head.": None,  # SigLIP's own pooling
+        "vision_tower.head.": None,
+        "vision_tower.vision_model.": "vision.",
+        "vision_tower.": "vision.",
+        "multi_modal_projector.": "projector.",
+    },
+)
+_IDEFICS3 = VisionFamily(
+    idefics3.from_folder,
+    idefics3.from_mmproj,
+    idefics3.mmproj_tensors,
+    projectors=("idefics3",),
+    text=("llama",),
+    prefixes={"vision_model.": "vision.", "connector.": "projector."},
+)
+# Keyed by config.json's model_type.
+VISION_FAMILIES: dict[str, VisionFamily] = {"gemma3": _GEMMA3, "idefics3": _IDEFICS3, "smolvlm": _IDEFICS3}
 
 
 def load_vision(device: Device, checkpoint: Checkpoint, mmproj: Path | None = None) -> Vision | None:
@@ -102,8 +119,8 @@ def _from_mmproj(device: Device, checkpoint: Checkpoint, path: Path) -> Vision:
         )
     projector = metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
     family = next((family for family in VISION_FAMILIES.values() if projector in family.projectors), None)
-    if family is None or family.from_mmproj is None:
-        known = ", ".join(name for family in VISION_FAMILIES.values() for name in family.projectors)
+    if family is None:
+        known = ", ".join(sorted({name for family in VISION_FAMILIES.values() for name in family.projectors}))
         raise UnsupportedModelError(f"{path.name} has the projector {shown(projector)}; llmcl supports {known}.")
     hidden, text = checkpoint.config.hidden_size, checkpoint.config.architecture
     columns = Reader(metadata, path.name).size("clip.vision.projection_dim", 1 << 20)
@@ -113,7 +130,7 @@ def _from_mmproj(device: Device, checkpoint: Checkpoint, path: Path) -> Vision:
             f"{' or '.join(family.text)}, and {checkpoint.name} is {text} with a hidden size of {hidden}; give the "
             "mmproj file that was converted from the same model"
         )
-    tensors = VisionTensors(device, stored, path.name)
+    tensors = VisionTensors(device, family.mmproj_tensors(stored), path.name)
     vision = family.from_mmproj(VisionFiles(Reader(metadata, path.name), Reader({}, path.name), tensors, hidden))
     tensors.finish()
     return vision

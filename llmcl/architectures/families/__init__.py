@@ -43,6 +43,8 @@ TEXT_PARTS: dict[str, TextPart] = {
     "qwen3_vl_moe": TextPart("Qwen3VLMoeForConditionalGeneration", "qwen3_vl_moe_text", tied=False),
     "qwen3_5": TextPart("Qwen3_5ForConditionalGeneration", "qwen3_5_text", tied=False),
     "qwen3_5_moe": TextPart("Qwen3_5MoeForConditionalGeneration", "qwen3_5_moe_text", tied=False),
+    "idefics3": TextPart("Idefics3ForConditionalGeneration", "llama", tied=False),
+    "smolvlm": TextPart("SmolVLMForConditionalGeneration", "llama", tied=False),
     "mistral3": TextPart("Mistral3ForConditionalGeneration", "mistral", tied=True),
 }
 
