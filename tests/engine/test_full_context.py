@@ -25,6 +25,7 @@ class Speaker:
 
     def __init__(self) -> None:
         self.tokenizer = byte_tokenizer()
+        self.encode = self.tokenizer.encode_chat
         self.leases = Leases("bytes")
         self.asked: list[list[int]] = []
 
