@@ -41,6 +41,12 @@ TEMPLATE = (
     "<{{ c.function.name }}{{ c.function.arguments | tojson }}>"
     "{% endfor %}{{ '\n' }}{% endfor %}{% if add_generation_prompt %}[assistant]{% endif %}"
 )
+# Shows images as models with a vision encoder do.
+IMAGE_TEMPLATE = TEMPLATE.replace(
+    "{{ m.content }}",
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{{ '<picture>' if p.type == 'image' else p.text }}{% endfor %}{% endif %}",
+)
 
 
 def byte_tokenizer(template: str | None = TEMPLATE, added: Sequence[str] = ()) -> Tokenizer:

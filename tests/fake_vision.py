@@ -1,55 +1,58 @@
-"""A vision tower without a device: an image of w x h pixels becomes rows for w x h tokens."""
+"""A server whose model takes images: it answers with the sizes and places of the pictures that it got."""
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+import base64
+import hashlib
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
-from ascii_tokenizer import ascii_tokenizer
+from fake_server import IMAGE_TEMPLATE, FakeEngine, Running, byte_tokenizer, running, served
 from PIL import Image
-from tokenizers import AddedToken
 
-from llmcl.models.image_rows import ImageRows
-from llmcl.tokenizer import Tokenizer
 from llmcl.vision.vision import Pixels, Vision
-
-MARKER, TOKEN = "<start_of_image>", "<image_soft_token>"  # Gemma 3's
-# The loop over parts that templates of Gemma 3, SmolVLM and Qwen-VL have.
-TEMPLATE = (
-    "{% for message in messages %}<{{ message['role'] }}>"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'image' %}" + MARKER + "{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
-    "{% endfor %}{% endif %}{% endfor %}{% if add_generation_prompt %}<model>{% endif %}"
-)
 
 
 class FakeProcessor:
-    marker, image_token = MARKER, TOKEN
+    """An image has two tokens, between a bracket each."""
+
+    marker = "<picture>"
+    image_token = "<img>"
 
     def pixels(self, picture: Image.Image) -> Pixels:
-        values = np.asarray(picture, dtype=np.float32)
-        width, height = picture.size
-        return Pixels(values, [(height, width)], f"[{TOKEN * (width * height)}]", values.tobytes()[:8])
+        values = np.asarray(picture, np.float32)
+        return Pixels(values, [(1, 2)], "(<img><img>)", hashlib.sha256(values.tobytes()).digest())
 
 
-class FakeTower:
+class ImageEngine(FakeEngine):
     def __init__(self) -> None:
-        self.seen: list[tuple[int, ...]] = []
+        super().__init__(byte_tokenizer(IMAGE_TEMPLATE, added=["<img>"]))
 
-    def rows(self, pixels: Pixels) -> list[ImageRows]:
-        self.seen.append(pixels.values.shape)
-        buffer: Any = SimpleNamespace(nbytes=pixels.values.nbytes)
-        return [ImageRows(buffer, rows * columns, pixels.digest, (rows, columns)) for rows, columns in pixels.grids]
-
-
-def fake_vision() -> Vision:
-    return Vision(FakeProcessor(), FakeTower())
+    def images(self) -> list[tuple[int, int]]:
+        """Width and height of each picture of the last request, as they stand in its prompt."""
+        return [image.pixels.values.shape[1::-1] for image in self.asked[-1][1].get("images", ())]
 
 
-def image_tokenizer(template: str | None = TEMPLATE, *, with_token: bool = True) -> Tokenizer:
-    """Single characters, and Gemma 3's tokens for images."""
-    backend = ascii_tokenizer()
-    extra = [MARKER, TOKEN] if with_token else [MARKER, "<pad>"]
-    backend.add_special_tokens([AddedToken(token, special=True) for token in extra])
-    return Tokenizer(backend, vocab_size=110, bos_token_id=1, prepends_bos=True, chat_template=template)
+@contextmanager
+def image_server(**settings: Any) -> Iterator[Running]:
+    engine = ImageEngine()
+    with running(engine, loaded=False, **settings) as server:
+        server.service.ready(served(engine, vision=Vision(FakeProcessor(), None)))
+        yield server
+
+
+def picture(width: int = 3, height: int = 2, kind: str = "PNG") -> bytes:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), "red").save(file, kind)
+    return file.getvalue()
+
+
+def encoded(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def data_url(data: bytes, kind: str = "image/png") -> str:
+    return f"data:{kind};base64,{encoded(data)}"

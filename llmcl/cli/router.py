@@ -78,7 +78,8 @@ def serve_several(
 ) -> None:
     """Serves models until a signal comes. engine: the options of each model's engine."""
     command = child_process.command("llmcl.cli.router_child")
-    kept = {name: getattr(settings, name) for name in ("max_sequences", "max_queue", "log_format", "quiet", "drain_s")}
+    names = ("max_sequences", "max_queue", "log_format", "quiet", "drain_s", "image_hosts")
+    kept = {name: getattr(settings, name) for name in names}
 
     def start(name: str, source: str, log: Callable[[str], None]) -> ModelProcess:
         folder = None if settings.state_dir is None else str(model_state_dir(settings.state_dir.absolute(), name))

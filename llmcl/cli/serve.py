@@ -64,6 +64,15 @@ CorsOrigin = Annotated[
         help="Let web pages of this origin use the server, such as https://example.org, or * for all. Can be repeated.",
     ),
 ]
+AllowRemoteImages = Annotated[
+    str | None,
+    opt.option(
+        PANEL,
+        "--allow-remote-images",
+        metavar="HOST[,HOST...]",
+        help="Fetch images that requests name by address from these hosts.  [default: none]",
+    ),
+]
 MaxSequences = Annotated[
     int,
     opt.option(PANEL, "--max-sequences", metavar="N", parser=opt.whole(1), help="Answers to make at the same time."),
@@ -195,6 +204,7 @@ def serve(
     api_key_file: ApiKeyFile = None,
     no_auth: NoAuth = False,
     cors_origin: CorsOrigin = None,
+    allow_remote_images: AllowRemoteImages = None,
     max_sequences: MaxSequences = 8,
     max_queue: MaxQueue = 64,
     batch_invariant: Annotated[bool, opt.batch_invariant(PANEL)] = False,
@@ -226,6 +236,7 @@ def serve(
         if error.name is None or error.name.startswith("llmcl"):
             raise
         raise UsageError(f'llmcl serve needs the package {error.name}: pip install "llmcl[serve]"') from error
+    from llmcl.serve.remote_images import parse_hosts
     from llmcl.serve.settings import Settings
 
     settings = Settings(
@@ -234,6 +245,7 @@ def serve(
         api_keys=(*(api_key or ()), *_keys_of(api_key_file)),
         no_auth=no_auth,
         cors_origins=tuple(cors_origin or ()),
+        image_hosts=parse_hosts(allow_remote_images),
         max_sequences=max_sequences,
         max_queue=max_queue,
         state_dir=state_dir,

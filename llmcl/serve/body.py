@@ -21,11 +21,11 @@ MAX_ELEMENTS = 1 << 18  # values; keys are counted separately
 MAX_KEYS = 1 << 16
 
 
-async def read_fields(request: Request, settings: Settings) -> Fields:
+async def read_fields(request: Request, settings: Settings, *, takes_images: bool = False) -> Fields:
     """Reads the JSON object in the request body. Raises RequestError for any other JSON and for a body that is too
     large or too slow.
     """
-    return await parse_fields(await read_body(request, settings))
+    return await parse_fields(await read_body(request, settings, takes_images=takes_images))
 
 
 async def read_items(request: Request, settings: Settings) -> list[Any]:
@@ -43,9 +43,10 @@ async def parse_fields(data: bytes) -> Fields:
     return Fields(await asyncio.to_thread(_parse, data))
 
 
-async def read_body(request: Request, settings: Settings) -> bytes:
+async def read_body(request: Request, settings: Settings, *, takes_images: bool = False) -> bytes:
     """Reads the request body. Raises RequestError if it is too large or too slow."""
-    reading = Begun(_read(request, settings.max_body_bytes))
+    most = max(settings.max_body_bytes, settings.max_image_body_bytes) if takes_images else settings.max_body_bytes
+    reading = Begun(_read(request, most))
     if not reading.is_over:
         try:
             with anyio.fail_after(settings.body_s):  # wait_for would create a task

@@ -15,6 +15,7 @@ from llmcl.serve.errors import unsupported
 from llmcl.serve.events import DONE, TEXT, TextEvents, event
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.images import load_images
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS, max_tokens, of_choice, read_sampling
@@ -28,9 +29,10 @@ from llmcl.tokenizer.answer_parts import CallPart, Part, Said
 async def chat_completions(request: Request, service: Service) -> GenerationResponse:
     """Answers a conversation. docs/guide/server.md lists the fields."""
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     fields.text("model")  # there is one model, whatever name a client sends
     messages = openai_messages(fields)
+    pixels = await load_images(request, service, served, messages)
     variables = thinking(None, fields.text("reasoning_effort")) | template_variables(fields)
     _refuse_what_is_missing(fields)
     use = openai_tools(fields)
@@ -47,11 +49,14 @@ async def chat_completions(request: Request, service: Service) -> GenerationResp
     stream = fields.flag("stream")
     with_usage = fields.object("stream_options").flag("include_usage")
     ending, budget = read_ending(fields, messages), thought_budget(fields)
-    prepared = await prepare(served, messages, use, structure, variables, ending=ending, most=most, budget=budget)
+    prepared = await prepare(
+        served, messages, use, structure, variables, ending=ending, most=most, budget=budget, pixels=pixels
+    )
     prompt, reader = prepared.prompt, prepared.reader
     options |= prepared.options
     most = min(most, served.max_context)
-    asks = [Ask(prompt, most, of_choice(options, i), stop, reader=reader, budget=prepared.budget) for i in range(n)]
+    more: dict[str, Any] = {"reader": reader, "budget": prepared.budget, "images": prepared.images}
+    asks = [Ask(prompt, most, of_choice(options, i), stop, **more) for i in range(n)]
     writer = LogProbWriter(served.tokenizer) if with_logprobs else None
     form = ChatForm(served.name, len(prompt), writer, with_usage=with_usage)
     progress = form.progress if fields.flag("return_progress") else None

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from llmcl.serve.fields import Fields, wrong
+from llmcl.serve.image_parts import joined
 
 _MARK = "llmcl1."
 INSTRUCTION = (
@@ -46,7 +47,7 @@ def users_merged(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     merged: list[dict[str, Any]] = []
     for message in messages:
         if merged and message["role"] == merged[-1]["role"] == "user":
-            merged[-1] = merged[-1] | {"content": f"{merged[-1]['content']}\n\n{message['content']}"}
+            merged[-1] = merged[-1] | {"content": joined(merged[-1]["content"], message["content"])}
         else:
             merged.append(message)
     return merged

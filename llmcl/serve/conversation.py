@@ -11,18 +11,27 @@ from llmcl.errors import UsageError, shown
 from llmcl.serve.compaction import read_compaction, users_merged
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
+from llmcl.serve.image_parts import (
+    ANTHROPIC_IMAGES,
+    OPENAI_IMAGES,
+    Content,
+    read_image,
+    results_as_text,
+    with_ollama_images,
+)
 from llmcl.tokenizer.answer_parts import Call
 
 OPENAI_ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 BILLING = "x-anthropic-billing-header:"  # changes with every request and would spoil the prefix cache
 Ending = Literal["answer", "nothing", "within"]
 """A prompt ends with the opening of an answer, behind the last message, or within it, so that the answer goes on."""
+_WITH_IMAGES = ("user", "tool", "function")  # roles whose messages may have images
 _THOUGHTS = ("thinking", "redacted_thinking")  # part types from earlier answers
 
 
 def openai_messages(fields: Fields) -> list[dict[str, Any]]:
     """Reads the field `messages` of /v1/chat/completions. Raises RequestError that names the faulty place."""
-    messages = [_openai_message(message) for message in fields.objects("messages")]
+    messages = results_as_text([_openai_message(message) for message in fields.objects("messages")])
     if not messages:
         raise RequestError(400, "messages: expected at least one message", "messages", "missing_required_parameter")
     return messages
@@ -66,7 +75,8 @@ def _openai_message(message: Fields) -> dict[str, Any]:
     if role is None:
         raise wrong(message.name("role"), None, f"one of {', '.join(OPENAI_ROLES)}")
     calls = [_tool_call(call) for call in message.objects("tool_calls")]
-    content = joined_text(message, "content", ("text", "refusal", "input_text", "output_text"))
+    images = OPENAI_IMAGES if role in _WITH_IMAGES else ()
+    content = read_content(message, "content", ("text", "refusal", "input_text", "output_text"), images)
     if content is None and role != "assistant":
         raise wrong(message.name("content"), None, "a string or a list of parts")
     read: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": content or ""}
@@ -84,8 +94,11 @@ def ollama_messages(fields: Fields) -> list[dict[str, Any]]:
     """
     messages, open_calls = [], list[dict[str, Any]]()
     for number, message in enumerate(fields.objects("messages")):
-        message.refuse("images are not supported", "images")
         read = _openai_message(message.with_defaults({"content": ""})) | _thoughts(message.text("thinking"))
+        if message.items("images"):
+            if read["role"] not in _WITH_IMAGES:
+                raise unsupported(message.name("images"), "images are taken in messages of the user and of tools")
+            read["content"] = with_ollama_images(read["content"], message)
         name = message.text("tool_name")
         if calls := read.get("tool_calls"):
             for n, call in enumerate(calls):
@@ -98,7 +111,7 @@ def ollama_messages(fields: Fields) -> list[dict[str, Any]]:
                 name = called["function"]["name"]
             open_calls = [call for call in open_calls if call["id"] != read.get("tool_call_id")]
         messages.append(read | ({} if name is None else {"name": name}))
-    return messages
+    return results_as_text(messages)
 
 
 def _thoughts(text: str | None) -> dict[str, str]:
@@ -183,7 +196,7 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
             messages.append(read_compaction(item))
             compacted = True
         elif kind == "function_call_output":
-            output = joined_text(item, "output", ("input_text", "output_text", "text")) or ""
+            output = read_content(item, "output", ("input_text", "output_text", "text"), OPENAI_IMAGES) or ""
             messages.append({"role": "tool", "content": output, "tool_call_id": item.text("call_id") or ""})
         else:
             raise unsupported(item.name("type"), f"items of type {shown(kind)} are not supported")
@@ -192,6 +205,7 @@ def responses_messages(fields: Fields) -> list[dict[str, Any]]:
         thoughts = ""
     if not messages:
         raise RequestError(400, "input: expected a text or at least one item", "input", "missing_required_parameter")
+    messages = results_as_text(messages)
     return users_merged(messages) if compacted else messages
 
 
@@ -219,28 +233,53 @@ def joined_text(
     leave_out: str | None = None,
     read_elsewhere: tuple[str, ...] = (),
 ) -> str | None:
-    """Returns a text field, or the texts of a list of parts joined by line breaks. kinds: part types that hold text.
+    """Reads a field that takes text alone. See `read_content`."""
+    content = read_content(fields, field, kinds, leave_out=leave_out, read_elsewhere=read_elsewhere)
+    assert not isinstance(content, list)
+    return content
 
-    leave_out: drops parts beginning with this text. read_elsewhere: part types that the caller reads.
+
+def read_content(
+    fields: Fields,
+    field: str,
+    kinds: tuple[str, ...],
+    images: tuple[str, ...] = (),
+    *,
+    leave_out: str | None = None,
+    read_elsewhere: tuple[str, ...] = (),
+) -> Content | None:
+    """Returns a text field, or the texts of a list of parts joined by line breaks. With images: the list of parts.
+
+    kinds, images: part types that hold a text or an image. leave_out: drops parts beginning with this text.
+    read_elsewhere: part types that the caller reads.
     """
     value = fields.given(field)
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
         raise wrong(fields.name(field), value, "a string or a list of parts")
-    texts = []
+    parts: list[list[str] | dict[str, Any]] = []  # neighbouring texts are one list
     for part in fields.objects(field):
         kind = part.text("type") or "text"
         if kind in _THOUGHTS or kind in read_elsewhere:
             continue
+        if kind in images:
+            parts.append(read_image(part))
+            continue
         if kind not in kinds:
-            raise unsupported(part.name("type"), f"parts of type {shown(kind)} are not supported, only text is")
+            taken = "text and images are" if images else "only text is"
+            raise unsupported(part.name("type"), f"parts of type {shown(kind)} are not supported here, {taken}")
         text = part.text("refusal" if kind == "refusal" else "text")
         if text is None:
             raise wrong(part.name("text"), None, "a string")
         if leave_out is None or not text.startswith(leave_out):
-            texts.append(text)
-    return "\n".join(texts)
+            if not parts or isinstance(parts[-1], dict):
+                parts.append([])
+            parts[-1].append(text)  # type: ignore[union-attr]  # the branch above
+    read = [part if isinstance(part, dict) else {"type": "text", "text": "\n".join(part)} for part in parts]
+    if all(part["type"] == "text" for part in read):
+        return read[0]["text"] if read else ""
+    return read
 
 
 def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
@@ -251,7 +290,7 @@ def anthropic_messages(fields: Fields) -> list[dict[str, Any]]:
     said = [read for message in fields.objects("messages") for read in _anthropic_message(message)]
     if not said:
         raise RequestError(400, "messages: expected at least one message", "messages")
-    return messages + said
+    return messages + results_as_text(said)
 
 
 def _anthropic_message(message: Fields) -> list[dict[str, Any]]:
@@ -270,8 +309,9 @@ def _anthropic_message(message: Fields) -> list[dict[str, Any]]:
                 function = {"name": block.text("name") or "", "arguments": block.object("input").values}
                 calls.append({"id": block.text("id") or "", "type": "function", "function": function})
             elif block.given("type") == "tool_result":
-                output = joined_text(block, "content", ("text",)) or ""
+                output = read_content(block, "content", ("text",), ANTHROPIC_IMAGES) or ""
                 results.append({"role": "tool", "content": output, "tool_call_id": block.text("tool_use_id") or ""})
-    content = joined_text(message, "content", ("text",), read_elsewhere=("tool_use", "tool_result"))
+    images = ANTHROPIC_IMAGES if role == "user" else ()
+    content = read_content(message, "content", ("text",), images, read_elsewhere=("tool_use", "tool_result"))
     read = {"role": role, "content": content or ""} | ({"tool_calls": calls} if calls else {}) | _thoughts(thoughts)
     return [*results, read] if content or calls or not results else results

@@ -20,6 +20,7 @@ from llmcl.serve.conversation import responses_messages, thinking
 from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import AsciiJSONResponse, GenerationResponse
+from llmcl.serve.images import load_images
 from llmcl.serve.kept import Kept, KeptResponse
 from llmcl.serve.prepared import prepare
 from llmcl.serve.sampling import read_sampling
@@ -70,7 +71,7 @@ async def input_items(request: Request, service: Service) -> Response:
 async def compact(request: Request, service: Service) -> GenerationResponse:
     """Replaces a conversation by its user messages and a summary that the model writes."""
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     fields.required("model", "a name")
     fields.text("model")
     earlier = earlier_response(fields, service)
@@ -84,10 +85,12 @@ async def compact(request: Request, service: Service) -> GenerationResponse:
         messages[at:at] = earlier.messages
         items = [*items_after(earlier), *items]
     asked = users_merged([*messages, {"role": "user", "content": INSTRUCTION}])
-    prepared = await prepare(served, asked, NO_TOOLS, {}, thinking(False))
+    pixels = await load_images(request, service, served, asked)
+    prepared = await prepare(served, asked, NO_TOOLS, {}, thinking(False), pixels=pixels)
     options = read_sampling(fields, served)
     most = max(1, served.max_context // _SUMMARY_SHARE)
-    ask = Ask(prepared.prompt, most, options, reader=prepared.reader, budget=prepared.budget)
+    more: dict[str, Any] = {"reader": prepared.reader, "budget": prepared.budget, "images": prepared.images}
+    ask = Ask(prepared.prompt, most, options, **more)
     form = CompactionForm(latest_users(items, served.max_context))
     return GenerationResponse(service, served, [ask], form, stream=False)
 

@@ -14,6 +14,7 @@ from llmcl.serve.conversation import Ending, anthropic_messages, check_goes_on, 
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields
 from llmcl.serve.generation import GenerationResponse
+from llmcl.serve.images import load_images
 from llmcl.serve.prepared import encode_with_tools, prepare
 from llmcl.serve.sampling import MAX_STOPS, max_tokens, read_sampling
 from llmcl.serve.served import Answer, Ask
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 async def messages(request: Request, service: Service) -> GenerationResponse:
     """Answers a conversation. docs/guide/server.md lists the fields."""
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     fields.required("max_tokens", "a whole number")
     most = max_tokens(fields, "max_tokens") or served.max_context
     _refuse_what_is_missing(fields)
@@ -42,10 +43,14 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
     structure = await read_structure(fields, served, format)
     said = _messages(fields)
     variables, ending, budget = _variables(fields), _ending(said), _budget(fields)
-    prepared = await prepare(served, said, use, structure, variables, ending=ending, most=most, budget=budget)
+    pixels = await load_images(request, service, served, said)
+    prepared = await prepare(
+        served, said, use, structure, variables, ending=ending, most=most, budget=budget, pixels=pixels
+    )
     prompt, reader = prepared.prompt, prepared.reader
     options |= prepared.options
-    ask = Ask(prompt, min(most, served.max_context), options, stop, reader=reader, budget=prepared.budget)
+    most_tokens = min(most, served.max_context)
+    ask = Ask(prompt, most_tokens, options, stop, reader=reader, budget=prepared.budget, images=prepared.images)
     form = MessageForm(served.name, len(prompt), most, served.tokenizer)
     return GenerationResponse(service, served, [ask], form, stream=stream)
 
@@ -53,12 +58,13 @@ async def messages(request: Request, service: Service) -> GenerationResponse:
 async def count_tokens(request: Request, service: Service) -> Response:
     """Counts a conversation's prompt tokens."""
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     _refuse_what_is_missing(fields)
     said, use, variables = _messages(fields), anthropic_tools(fields), _variables(fields)
-    counting = encode_with_tools(served, said, use, variables, ending=_ending(said), counted=True)
+    pixels = await load_images(request, service, served, said)
+    counting = encode_with_tools(served, said, use, variables, ending=_ending(said), counted=True, pixels=pixels)
     prompt = await service.count(request, counting)
-    return JSONResponse({"input_tokens": len(prompt)})
+    return JSONResponse({"input_tokens": len(prompt.ids)})
 
 
 def _ending(said: list[dict[str, Any]]) -> Ending:

@@ -20,6 +20,8 @@ from llmcl.serve.errors import RequestError, unsupported
 from llmcl.serve.events import line
 from llmcl.serve.fields import Fields, as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse, GenerationResponse
+from llmcl.serve.image_parts import with_ollama_images
+from llmcl.serve.images import load_images
 from llmcl.serve.infill import suffix_prompt, with_ends
 from llmcl.serve.logprobs import MAX_TOP, LogProbWriter
 from llmcl.serve.ollama_models import listed_name, time_text
@@ -41,7 +43,7 @@ _EFFORTS = "low", "medium", "high", "max"
 async def chat(request: Request, service: Service) -> ASGIApp:
     """Answers a conversation. docs/guide/server.md lists the fields."""
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     fields.text("model")  # there is one model, whatever name a client sends
     messages = ollama_messages(fields)
     variables, use = _thinking(fields, served), openai_tools(fields)
@@ -51,16 +53,18 @@ async def chat(request: Request, service: Service) -> ASGIApp:
     last = messages[-1]
     goes_on = last["role"] == "assistant" and bool(last["content"]) and "tool_calls" not in last
     ending: Ending = "within" if goes_on else "answer"
-    prepared = await prepare(served, messages, use, structure, variables, ending=ending, most=ask.max_tokens)
+    pixels = await load_images(request, service, served, messages)
+    prepared = await prepare(
+        served, messages, use, structure, variables, ending=ending, most=ask.max_tokens, pixels=pixels
+    )
     return _answer(request, service, served, fields, _with(ask, prepared), is_chat=True)
 
 
 async def generate(request: Request, service: Service) -> ASGIApp:
     """Answers a prompt as a user's message, or goes on from it (raw, or a model without a chat template)."""
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     fields.text("model")
-    fields.refuse("images are not supported", "images")
     fields.refuse("templates of requests are not supported", "template")
     prompt, system, suffix = map(fields.text, ("prompt", "system", "suffix"))
     raw = fields.flag("raw")
@@ -70,6 +74,9 @@ async def generate(request: Request, service: Service) -> ASGIApp:
         raise RequestError(400, "raw: does not go with system or context; leave one out", "raw", "invalid_value")
     if not prompt:
         return _loaded(served, is_chat=False)
+    content = with_ollama_images(prompt, fields)
+    if not isinstance(content, str) and (raw or suffix or not served.tokenizer.has_chat_template):
+        raise RequestError(400, "images: do not go with raw or suffix; leave one out", "images", "invalid_value")
     if suffix:
         options, stop = with_ends(served, ask.options, ask.stop)
         ask = replace(ask, options=options, stop=stop)
@@ -78,14 +85,17 @@ async def generate(request: Request, service: Service) -> ASGIApp:
         text = f"{system}\n{prompt}" if system else prompt
         prepared = Prepared(await served.encode(text), structure, None)
     else:
-        messages = [{"role": "system", "content": system}] if system else []
-        messages.append({"role": "user", "content": prompt})
-        prepared = await prepare(served, messages, NO_TOOLS, structure, variables, most=ask.max_tokens)
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+        messages.append({"role": "user", "content": content})
+        pixels = await load_images(request, service, served, messages)
+        prepared = await prepare(served, messages, NO_TOOLS, structure, variables, most=ask.max_tokens, pixels=pixels)
     if earlier:
         ids = prepared.prompt
         is_bos = ids[:1] == [served.tokenizer.bos_token_id]
-        prepared = replace(prepared, prompt=[*earlier, *ids[is_bos:]])
-    return _answer(request, service, served, fields, _with(ask, prepared), is_chat=False, with_context=not raw)
+        images = [image.moved(len(earlier) - is_bos) for image in prepared.images]
+        prepared = replace(prepared, prompt=[*earlier, *ids[is_bos:]], images=images)
+    with_context = not raw and isinstance(content, str)  # token ids do not tell images
+    return _answer(request, service, served, fields, _with(ask, prepared), is_chat=False, with_context=with_context)
 
 
 def _ask(fields: Fields, served: Served) -> Ask:
@@ -109,7 +119,8 @@ def _ask(fields: Fields, served: Served) -> Ask:
 
 def _with(ask: Ask, prepared: Prepared) -> Ask:
     options = {**ask.options, **prepared.options}
-    return replace(ask, prompt=prepared.prompt, options=options, reader=prepared.reader, budget=prepared.budget)
+    more: dict[str, Any] = {"reader": prepared.reader, "budget": prepared.budget, "images": prepared.images}
+    return replace(ask, prompt=prepared.prompt, options=options, **more)
 
 
 async def _structure(fields: Fields, served: Served) -> Mapping[str, Any]:

@@ -88,6 +88,7 @@ def capabilities(served: Served) -> list[str]:
     """Returns the abilities in Ollama's words."""
     template = served.tokenizer.chat_template
     abilities = {"completion": True, "tools": knows_tools(template), "thinking": thinks(template)}
+    abilities["vision"] = served.takes_images
     abilities["insert"] = not infill_tokens(served.tokenizer).missing
     return [name for name, is_there in abilities.items() if is_there]
 

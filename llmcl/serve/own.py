@@ -16,6 +16,8 @@ from llmcl.serve.conversation import openai_messages, read_ending, template_vari
 from llmcl.serve.errors import RequestError
 from llmcl.serve.fields import as_whole, wrong
 from llmcl.serve.generation import AsciiJSONResponse
+from llmcl.serve.image_parts import for_template
+from llmcl.serve.images import check_vision
 from llmcl.serve.lora_choice import lora_names
 from llmcl.serve.served import Served
 from llmcl.serve.service import Service
@@ -41,6 +43,7 @@ async def props(request: Request, service: Service) -> Response:
             "max_queue": settings.max_queue,
             "default_generation_settings": {"n_ctx": served.max_context},
             "chat_template": served.tokenizer.chat_template or "",
+            "modalities": {"vision": served.takes_images, "audio": False},
             "build_info": f"llmcl {llmcl.__version__}",
         }
     )
@@ -71,7 +74,8 @@ async def model(request: Request, service: Service) -> Response:
 
 
 def _openai(served: Served) -> dict[str, Any]:
-    return openai_model(served.name, served.created)
+    described = openai_model(served.name, served.created)
+    return described | {"capabilities": ["completion", "multimodal"]} if served.takes_images else described
 
 
 def _anthropic(served: Served) -> dict[str, Any]:
@@ -144,5 +148,7 @@ async def apply_template(request: Request, service: Service) -> Response:
     fields = await read_fields(request, service.settings)
     messages, variables = openai_messages(fields), template_variables(fields)
     ending = read_ending(fields, messages)
-    prompt = await asyncio.to_thread(served.render, messages, None, variables, ending)
+    check_vision(served, messages)
+    shown = [for_template(message) for message in messages]
+    prompt = await asyncio.to_thread(served.render, shown, None, variables, ending)
     return AsciiJSONResponse({"prompt": prompt})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.conversation import Ending
 from llmcl.serve.errors import RequestError
+from llmcl.serve.image_prompt import ImagePrompt, PlacedPixels
 from llmcl.serve.served import Served
 from llmcl.serve.thoughts import ThoughtBudget, ThoughtMarks, thought_marks
 from llmcl.serve.tool_families import ToolFamily, family_of, knows_tools, with_tools
@@ -21,6 +22,7 @@ from llmcl.tokenizer.special_markers import special_markers
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
+    from llmcl.vision.vision import Pixels
 
 # Share of the answer's tokens per effort, with OpenRouter's values.
 _SHARES: dict[Any, float] = {"minimal": 0.1, "low": 0.2, "medium": 0.5, "high": 0.8, "xhigh": 0.95, "max": 0.95}
@@ -35,6 +37,7 @@ class Prepared:
     options: Mapping[str, Any]  # `schema`, `regex` or `grammar` of `LLM.stream`, or empty
     reader: Callable[[], AnswerParts] | None
     budget: ThoughtBudget | None = None  # limit on the thoughts that `reader` recognises
+    images: Sequence[PlacedPixels] = ()
 
 
 @dataclass(frozen=True)
@@ -61,12 +64,13 @@ async def encode_with_tools(
     *,
     ending: Ending = "answer",
     counted: bool = False,
-) -> list[int]:
-    """Returns a conversation's prompt ids, with tools. ending, counted: see `Served.encode_chat`."""
+    pixels: Sequence[Pixels] = (),
+) -> ImagePrompt:
+    """Returns a conversation's prompt, with tools. ending, counted, pixels: see `Served.encode_chat`."""
     template = served.tokenizer.chat_template
     tools = [tool.for_template() for tool in use.tools] if knows_tools(template) else []
     shown = with_tools(messages, template, use)
-    return await served.encode_chat(shown, tools or None, variables, ending=ending, counted=counted)
+    return await served.encode_chat(shown, tools or None, variables, ending=ending, counted=counted, pixels=pixels)
 
 
 async def prepare(
@@ -79,17 +83,18 @@ async def prepare(
     ending: Ending = "answer",
     most: int | None = None,
     budget: int | None = None,
+    pixels: Sequence[Pixels] = (),
 ) -> Prepared:
     """Prepares the prompt, grammar and reader of an answer.
 
     structure: the option of `LLM.stream` that constrains the answer unless it calls tools. variables: extra template
     variables. ending: how the prompt ends. most: the most tokens the answer may have. budget: the most tokens of
-    thought; None: derived from the effort, unless the template reads the effort.
+    thought; None: derived from the effort, unless the template reads the effort. pixels: the conversation's images.
 
     Raises RequestError for tools whose calls cannot be constrained.
     """
     tokenizer = served.tokenizer
-    prompt = await encode_with_tools(served, messages, use, variables, ending=ending)
+    prompt, images = await encode_with_tools(served, messages, use, variables, ending=ending, pixels=pixels)
     habits = _Habits.of(tokenizer, tokenizer.chat_template)
     marks, special, family = habits.marks, habits.special, habits.family
     in_channels = habits.in_channels and ending != "within"  # a continued message stays in its channel
@@ -110,7 +115,8 @@ async def prepare(
         if use.tools:
             raise RequestError(400, "tools: do not go with a regular expression or a grammar; leave one out", "tools")
         if in_channels:
-            return Prepared([*prompt, *tokenizer.encode(FINAL, add_special_tokens=False)], structure, None)
+            prompt = [*prompt, *tokenizer.encode(FINAL, add_special_tokens=False)]
+            return Prepared(prompt, structure, None, images=images)
         thinks = False  # the answer begins at once
     after = structure  # constraint for the text after thoughts that the server ended
     if use.is_constrained or (schema is not None and (use.tools or thinks or in_channels)):
@@ -127,10 +133,11 @@ async def prepare(
     limit = None if budget is None else ThoughtBudget(budget, closing, closing_ids, after)
     if in_channels:
         of_channels = special_markers(MARKS, tokenizer)
-        return Prepared(prompt, structure, partial(ChannelReader, use.schemas, use.several, of_channels), limit)
+        channel_reader = partial(ChannelReader, use.schemas, use.several, of_channels)
+        return Prepared(prompt, structure, channel_reader, limit, images)
     if not use.tools and not thinks and marks.begin not in (tokenizer.chat_template or ""):
-        return Prepared(prompt, structure, None)
+        return Prepared(prompt, structure, None, images=images)
     if use.tools:
         special = special_markers((*marks.markers, *family.markers), tokenizer)
     reader = partial(AnswerReader, family if use.tools else None, use.schemas, use.several, special, thinks, marks)
-    return Prepared(prompt, structure, reader, limit)
+    return Prepared(prompt, structure, reader, limit, images)

@@ -18,6 +18,7 @@ from llmcl.serve.conversation import answered, responses_messages, thinking, tho
 from llmcl.serve.events import event
 from llmcl.serve.fields import Fields, wrong
 from llmcl.serve.generation import GenerationResponse, as_refusal
+from llmcl.serve.images import load_images
 from llmcl.serve.kept import Kept, KeptResponse
 from llmcl.serve.kept_responses import check_results, earlier_response, items_after, read_items, usage_of
 from llmcl.serve.prepared import prepare
@@ -37,12 +38,12 @@ async def responses(request: Request, service: Service) -> ASGIApp:
     status 400. So Codex gets a stream.
     """
     served = service.served()
-    fields = await read_fields(request, service.settings)
+    fields = await read_fields(request, service.settings, takes_images=served.takes_images)
     fields.text("model")
     latest: Kept | None = request.scope.get(LATEST)
     stream = _check_message(fields) if latest is not None else fields.flag("stream")
     try:
-        return await _answer(fields, served, service, latest, stream=stream)
+        return await _answer(request, fields, served, service, latest, stream=stream)
     except ContextLengthError as error:
         if not (stream and request.headers.get("originator", "").startswith("codex")):
             raise
@@ -62,7 +63,7 @@ def _check_message(fields: Fields) -> bool:
 
 
 async def _answer(
-    fields: Fields, served: Served, service: Service, latest: Kept | None, *, stream: bool
+    request: Request, fields: Fields, served: Served, service: Service, latest: Kept | None, *, stream: bool
 ) -> GenerationResponse:
     earlier = earlier_response(fields, service, latest)
     messages = responses_messages(fields)
@@ -77,12 +78,14 @@ async def _answer(
     limit = max_tokens(fields, "max_output_tokens")
     variables = thinking(None, fields.object("reasoning").text("effort"))
     budget = thought_budget(fields)
-    prepared = await prepare(served, messages, use, structure, variables, most=limit, budget=budget)
+    pixels = await load_images(request, service, served, messages)
+    prepared = await prepare(served, messages, use, structure, variables, most=limit, budget=budget, pixels=pixels)
     prompt, reader = prepared.prompt, prepared.reader
     # A warm-up reads the prompt, so its pages are cached; the token is dropped.
     warms_up = latest is not None and not fields.flag("generate", True)
     most = 1 if warms_up else min(limit or served.max_context, served.max_context)
-    ask = Ask(prompt, most, {**options, **prepared.options}, reader=reader, budget=prepared.budget)
+    options_now = {**options, **prepared.options}
+    ask = Ask(prompt, most, options_now, reader=reader, budget=prepared.budget, images=prepared.images)
     said = messages[n_instructions:]
     keepers = [*([service.kept] if fields.flag("store", True) else []), *([] if latest is None else [latest])]
 

@@ -100,7 +100,7 @@ class Router:
             elif not name and path in self._without_model:
                 return await self._without_model[path](request, service)
             return self._use(service, self._models.named(name), b"")
-        body = await read_body(request, self._settings)
+        body = await read_body(request, self._settings, takes_images=True)  # the model has its own limit
         fields = await parse_fields(body)
         name = fields.text("model") or name
         if path.startswith(OLLAMA_PATH):

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
+from llmcl.serve.image_parts import for_template
+from llmcl.serve.image_prompt import ImagePrompt, ImageWriter, PlacedPixels
 from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
@@ -25,6 +27,7 @@ if TYPE_CHECKING:  # imported late: the server listens before the engine is load
     from llmcl.ops.logprobs import LogProb
     from llmcl.serve.lora_engine import LoraEngine
     from llmcl.tokenizer import Tokenizer
+    from llmcl.vision.vision import Pixels, Vision
 
 
 STRUCTURES = "schema", "regex", "grammar"
@@ -113,6 +116,11 @@ class Served:
     embedder: TextEmbedder | None = None  # the model for embeddings, this one or another
     reranker: TextReranker | None = None  # the cross-encoder, this model or another
     loras: LoraEngine | None = None  # the engine, if it takes adapters
+    vision: Vision | None = None  # reads images; None: the model takes none
+
+    @property
+    def takes_images(self) -> bool:
+        return self.vision is not None
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises ContextLengthError or UsageError for a prompt that cannot be answered."""
@@ -132,11 +140,12 @@ class Served:
         *,
         ending: Ending = "answer",
         counted: bool = False,
-    ) -> list[int]:
-        """Returns the token ids of a conversation.
+        pixels: Sequence[Pixels] = (),
+    ) -> ImagePrompt:
+        """Returns the token ids of a conversation, with its images.
 
-        ending: how the prompt ends. counted: the ids are only counted, so any length is allowed. Otherwise a text that
-        must exceed the context raises ContextLengthError.
+        ending: how the prompt ends. pixels: the conversation's images, in order. counted: the ids are only counted, so
+        any length is allowed. Otherwise a text that must exceed the context raises ContextLengthError.
 
         The template runs in a separate process, and a thread waits for the result. One thread serves all requests,
         since the process renders one prompt at a time: with several waiting threads each wait takes twice as long. Long
@@ -147,17 +156,23 @@ class Served:
         if most is not None and len(messages) > most:  # the template would keep other requests waiting
             raise self._too_long(f"at least {len(messages)} tokens")  # each message has at least one token
 
+        if pixels and self.vision is not None:
+            writer = ImageWriter.of(self.vision.processor)
+            messages, tools = writer.hidden([for_template(message) for message in messages]), writer.hidden(tools)
+
         def work() -> list[int] | str:
             text = self.render(messages, tools, variables, ending)
-            return self.tokenizer.encode(text, False) if len(text) < _LONG else text
+            return self.tokenizer.encode(text, False) if len(text) < _LONG and not pixels else text
 
         rendered = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
         if not isinstance(rendered, str):
-            return rendered
+            return ImagePrompt(rendered, [])
         self.check_text(rendered, counted=counted)
+        if pixels:
+            return await asyncio.to_thread(writer.prompt, rendered, pixels, self.tokenizer)
         if counted:
-            return await self.beside(lambda: self.tokenizer.encode(rendered, False))
-        return await asyncio.to_thread(self.tokenizer.encode, rendered, False, most=most)
+            return ImagePrompt(await self.beside(lambda: self.tokenizer.encode(rendered, False)), [])
+        return ImagePrompt(await asyncio.to_thread(self.tokenizer.encode, rendered, False, most=most), [])
 
     def render(
         self,
@@ -234,6 +249,7 @@ class Ask:
     prompt: list[int]
     max_tokens: int  # 0: no tokens
     options: dict[str, Any]  # sampling options
+    images: Sequence[PlacedPixels] = field(default=(), kw_only=True)
     stop: tuple[str, ...] = ()
     head: str = ""  # text before the answer (an echoed prompt)
     reader: Callable[[], AnswerParts] | None = None  # makes the reader for thoughts and tool calls; None: all is text

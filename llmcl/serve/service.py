@@ -101,16 +101,18 @@ class Service:
         finally:
             self.in_flight -= n_sequences
 
-    async def count(self, request: Request, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits token work for a request without an answer. The work ends when the client leaves.
+    async def count(
+        self, request: Request, work: Coroutine[Any, Any, T], what: str = "tokens", done: str = "counted"
+    ) -> T:
+        """Awaits work that no slot limits, such as counting tokens. The work ends when the client leaves.
 
-        Raises RequestError if max_queue requests already wait for such work, or after count_s.
+        what, done: for messages. Raises RequestError if max_queue requests already wait for such work, or after
+        count_s.
         """
         if self.counts > self.settings.max_queue:
             work.close()
-            raise RequestError(
-                429, "too many texts wait to be counted; try again later", code="queue_full", retry_after_s=1
-            )
+            message = f"too many requests wait for their {what} to be {done}; try again later"
+            raise RequestError(429, message, code="queue_full", retry_after_s=1)
         self.counts += 1
         try:
             with anyio.fail_after(self.settings.count_s):
@@ -118,7 +120,7 @@ class Service:
         except ClientGoneError:
             raise ClientDisconnect from None
         except TimeoutError:
-            message = f"the tokens were not counted within {self.settings.count_s:g} s; try again later"
+            message = f"the {what} were not {done} within {self.settings.count_s:g} s; try again later"
             raise RequestError(503, message, code="unavailable", retry_after_s=1) from None
         finally:
             self.counts -= 1

@@ -21,6 +21,7 @@ class Settings:
     api_keys: tuple[str, ...] = ()
     no_auth: bool = False
     cors_origins: tuple[str, ...] = ()
+    image_hosts: tuple[str, ...] = ()  # hosts that images may be fetched from, see remote_images.parse_hosts
     max_sequences: int = 8  # extended at once by the engine
     max_queue: int = 64  # further sequences that may wait
     state_dir: Path | None = None  # keeps responses between runs
@@ -38,6 +39,7 @@ class Settings:
     socket_s: float = 3600.0  # longest life of a WebSocket, as at OpenAI
     max_header_bytes: int = 64 << 10
     max_body_bytes: int = 16 << 20
+    max_image_body_bytes: int = 64 << 20  # with images: a conversation brings all of them again
 
     def __post_init__(self) -> None:
         for key in self.api_keys:

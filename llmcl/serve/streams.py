@@ -88,6 +88,8 @@ class _TimeSpentError(Exception):
 
 def _stream_of(served: Served, ask: Ask) -> Stream:
     options = ask.options | ({} if ask.prompt_logprobs is None else {"prompt_logprobs": ask.prompt_logprobs})
+    if ask.images:
+        options["images"] = ask.images
     # With max_tokens 0 the engine still makes one token, which carries the prompt's log-probabilities.
     return served.engine.stream(ask.prompt, max_tokens=max(1, ask.max_tokens), stop=ask.stop, **options)
 

@@ -38,6 +38,7 @@ from llmcl.serve.settings import Settings
         (["--max-queue", "-1"], ["--max-queue"]),
         (["--drain-seconds", "-1"], ["--drain-seconds"]),
         (["--cache-file-size", "0"], ["--cache-file-size"]),
+        (["--allow-remote-images", "a.example,https://b.example"], ["--allow-remote-images", "'https://b.example'"]),
         (["--log-format", "xml"], ["--log-format", "text, json"]),
         (["--host", "no.such.host.invalid", "--no-auth"], ["no.such.host.invalid", "cannot listen"]),
     ],
@@ -224,12 +225,14 @@ def test_options_reach_the_server(
     (tmp_path / "keys").write_text("three\n\nfour\n")
     options = "--host 0.0.0.0 --port 0 --max-sequences 3 --drain-seconds 1.5 --log-format json --alias mine"
     origins = "-c 48 --kv-page-size 128 --cors-origin https://a.example --cors-origin https://b.example -q"
+    origins += " --allow-remote-images A.example,192.0.2.7:80"
     keys = ["--api-key-file", str(tmp_path / "keys")]
     assert invoke("serve", "-m", "m", *options.split(), *origins.split(), *keys) == 0
     assert started["collections"] == 1  # not in the middle of an answer
     settings = started["settings"]
     assert settings.api_keys == ("one", "two", "three", "four")
     assert (settings.max_sequences, settings.max_queue, settings.drain_s) == (3, 5, 1.5)
+    assert settings.image_hosts == ("a.example", "192.0.2.7:80")
     assert settings.cors_origins == ("https://a.example", "https://b.example") and settings.log_format == "json"
     assert engine.loaded["max_context"] == 48 and started["engine"].pop("progress")
     assert started["engine"] == {"max_sequences": 3, "kv_page_tokens": 128, "batch_invariant": False}

@@ -140,7 +140,7 @@ def test_tokens_are_counted(client: anthropic.Anthropic, shared: Running) -> Non
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content"),
         ({"messages": [*USER, {"role": "assistant", "content": [{"type": "tool_use", "name": "f"}]}]}, "messages"),
-        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].type"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0].source.type"),
         (
             {"messages": [{"role": "user", "content": [{"type": "tool_result", "content": 3}]}]},
             "messages[0].content[0].content",

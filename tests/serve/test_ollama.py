@@ -335,7 +335,7 @@ def test_embeddings_are_not_made(path: str, shared: Running) -> None:
 
 
 def test_errors_are_the_clients_own(client: ollama.Client, shared: Running) -> None:
-    with pytest.raises(ollama.ResponseError, match="images are not supported") as refused:
+    with pytest.raises(ollama.ResponseError, match="fake takes no images") as refused:
         client.chat("fake", [{**USER[0], "images": ["aGVsbG8="]}])
     assert refused.value.status_code == 400
     for fields in {"images": ["aGVsbG8="]}, {"template": "{{ .Prompt }}"}:

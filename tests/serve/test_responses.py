@@ -115,7 +115,7 @@ def test_items_of_one_answer_are_one_message() -> None:
         ({"input": "x" * 3000}, "input"),
         ({"input": [{"role": "user"}]}, "input[0].content"),
         ({"input": [{"type": "computer_call"}]}, "input[0].type"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].image_url"),
         ({"input": "x", "metadata": {"a": 1}}, "metadata.a"),
         ({"input": "x", "max_output_tokens": "9"}, "max_output_tokens"),
         ({"input": "x", "previous_response_id": "r"}, "previous_response_id"),

@@ -1,0 +1,79 @@
+"""The prompt of a conversation with images: its token ids, and where the images stand in them."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llmcl.errors import UsageError
+
+if TYPE_CHECKING:  # imported late: the server listens before the engine is loaded
+    from llmcl.tokenizer import Tokenizer
+    from llmcl.vision.vision import Pixels, Processor
+
+
+class PlacedPixels(NamedTuple):
+    """An image in a prompt."""
+
+    pixels: Pixels
+    places: list[int]  # indices of its image tokens in the prompt
+
+    def moved(self, n: int) -> PlacedPixels:
+        """Returns the image n tokens later."""
+        return PlacedPixels(self.pixels, [place + n for place in self.places])
+
+
+class ImagePrompt(NamedTuple):
+    """A prompt and its images, in order."""
+
+    ids: list[int]
+    images: list[PlacedPixels]
+
+
+@dataclass(frozen=True)
+class ImageWriter:
+    """Writes the prompt of a conversation with images.
+
+    A user's text may hold the same characters as a marker or an image token. Secret words stand for them while the
+    template runs, so an image keeps its place whatever the text says.
+    """
+
+    processor: Processor
+    marker: str  # the secret words
+    token: str
+
+    @staticmethod
+    def of(processor: Processor) -> ImageWriter:
+        return ImageWriter(processor, secrets.token_hex(16), secrets.token_hex(16))
+
+    def hidden(self, value: Any) -> Any:
+        """Returns messages or tools with the secret words in place of markers and image tokens."""
+        text = json.dumps(value)
+        for shown, secret in (self.processor.marker, self.marker), (self.processor.image_token, self.token):
+            text = text.replace(json.dumps(shown)[1:-1], secret)
+        return json.loads(text)
+
+    def prompt(self, rendered: str, pixels: Sequence[Pixels], tokenizer: Tokenizer) -> ImagePrompt:
+        """Returns the prompt for what the template has rendered."""
+        token = self.processor.image_token
+        between = [self._restored(text) for text in rendered.split(self.processor.marker)]
+        if (n_shown := len(between) - 1) != len(pixels):
+            raise UsageError(
+                f"the chat template shows {n_shown} of {len(pixels)} images; send them in messages of the user"
+            )
+        text = between[0] + "".join(image.text + rest for image, rest in zip(pixels, between[1:], strict=True))
+        ids = tokenizer.encode(text, False)
+        (image_id,) = tokenizer.encode(token, False)
+        all_places = iter([place for place, each in enumerate(ids) if each == image_id])
+        images = []
+        for image, before in zip(pixels, between[:-1], strict=True):
+            for _ in range(before.count(token)):  # the user's text
+                next(all_places)
+            images.append(PlacedPixels(image, [next(all_places) for _ in range(image.text.count(token))]))
+        return ImagePrompt(ids, images)
+
+    def _restored(self, text: str) -> str:
+        return text.replace(self.marker, self.processor.marker).replace(self.token, self.processor.image_token)
