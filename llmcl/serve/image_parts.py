@@ -75,10 +75,14 @@ def as_parts(content: Content) -> list[dict[str, Any]]:
 
 
 def joined(first: Content, second: Content) -> Content:
-    """Returns two contents, with an empty line between them."""
+    """Returns two contents, with an empty line between their texts."""
     if isinstance(first, str) and isinstance(second, str):
         return f"{first}\n\n{second}"
-    return [*as_parts(first), {"type": "text", "text": "\n\n"}, *as_parts(second)]
+    before, behind = as_parts(first), as_parts(second)
+    if before and behind and before[-1]["type"] == behind[0]["type"] == "text":
+        middle = {"type": "text", "text": f"{before[-1]['text']}\n\n{behind[0]['text']}"}
+        return [*before[:-1], middle, *behind[1:]]
+    return [*before, *behind]
 
 
 def images_of(messages: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -93,6 +97,13 @@ def for_template(message: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(content := message.get("content"), list):
         return message
     return message | {"content": [{"type": "image"} if part["type"] == "image" else part for part in content]}
+
+
+def flat(message: dict[str, Any], marker: str) -> dict[str, Any]:
+    """Returns a message as text, with markers for its images."""
+    if not isinstance(content := message.get("content"), list):
+        return message
+    return message | {"content": "\n".join(part.get("text", marker) for part in content)}
 
 
 def results_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:

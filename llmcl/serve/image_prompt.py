@@ -4,33 +4,39 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmcl.errors import UsageError
+from llmcl.errors import LlmclError, UsageError
+from llmcl.serve.image_parts import flat
 
 if TYPE_CHECKING:  # imported late: the server listens before the engine is loaded
+    from llmcl.models.image_rows import PlacedImage
+    from llmcl.serve.image_reader import ImageReader
     from llmcl.tokenizer import Tokenizer
     from llmcl.vision.vision import Pixels, Processor
-
-
-class PlacedPixels(NamedTuple):
-    """An image in a prompt."""
-
-    pixels: Pixels
-    places: list[int]  # indices of its image tokens in the prompt
-
-    def moved(self, n: int) -> PlacedPixels:
-        """Returns the image n tokens later."""
-        return PlacedPixels(self.pixels, [place + n for place in self.places])
 
 
 class ImagePrompt(NamedTuple):
     """A prompt and its images, in order."""
 
     ids: list[int]
-    images: list[PlacedPixels]
+    images: Sequence[PlacedImage]
+    places: Sequence[tuple[Pixels, list[int]]] = ()  # prepared images, with the indices of their tokens
+
+    def with_rows(self, reader: ImageReader) -> ImagePrompt:
+        """Returns the prompt with the images as the model reads them."""
+        from llmcl.models.image_rows import PlacedImage
+
+        images = []
+        for pixels, places in self.places:
+            at = 0
+            for rows in reader.rows(pixels):
+                images.append(PlacedImage(places[at], rows))
+                at += rows.n
+        return ImagePrompt(self.ids, images)
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,15 @@ class ImageWriter:
             text = text.replace(json.dumps(shown)[1:-1], secret)
         return json.loads(text)
 
+    def rendered(self, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]) -> str:
+        """Renders messages with images. Templates for texts alone refuse parts or lose images: they get markers."""
+        marker = self.processor.marker
+        try:
+            text = render(messages)
+        except LlmclError:
+            text = ""
+        return text if marker in text else render([flat(message, marker) for message in messages])
+
     def prompt(self, rendered: str, pixels: Sequence[Pixels], tokenizer: Tokenizer) -> ImagePrompt:
         """Returns the prompt for what the template has rendered."""
         token = self.processor.image_token
@@ -66,14 +81,28 @@ class ImageWriter:
             )
         text = between[0] + "".join(image.text + rest for image, rest in zip(pixels, between[1:], strict=True))
         ids = tokenizer.encode(text, False)
-        (image_id,) = tokenizer.encode(token, False)
+        image_id = tokenizer.id_of(token)
         all_places = iter([place for place, each in enumerate(ids) if each == image_id])
         images = []
         for image, before in zip(pixels, between[:-1], strict=True):
             for _ in range(before.count(token)):  # the user's text
                 next(all_places)
-            images.append(PlacedPixels(image, [next(all_places) for _ in range(image.text.count(token))]))
-        return ImagePrompt(ids, images)
+            images.append((image, [next(all_places) for _ in range(image.text.count(token))]))
+        return ImagePrompt(ids, [], images)
 
     def _restored(self, text: str) -> str:
         return text.replace(self.marker, self.processor.marker).replace(self.token, self.processor.image_token)
+
+
+@lru_cache(4)
+def needs_parts(tokenizer: Tokenizer, template: str | None) -> bool:
+    """Returns whether a template shows texts only as parts, as SmolVLM's does."""
+    text = secrets.token_hex(8)
+
+    def is_shown(content: Any) -> bool:
+        try:
+            return text in tokenizer.render_chat([{"role": "user", "content": content}])
+        except LlmclError:
+            return False
+
+    return template is not None and not is_shown(text) and is_shown([{"type": "text", "text": text}])

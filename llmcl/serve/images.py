@@ -19,7 +19,8 @@ from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 
 if TYPE_CHECKING:  # imported late: needs Pillow
-    from llmcl.vision.vision import Pixels, Vision
+    from llmcl.serve.image_reader import ImageReader
+    from llmcl.vision.vision import Pixels
 
 _DATA = "data:"
 MAX_IMAGES = 100  # of a request, as at Anthropic
@@ -37,32 +38,34 @@ async def load_images(
     if not parts:
         return []
     check_vision(served, messages)
-    assert served.vision is not None
+    assert served.images is not None
     if len(parts) > MAX_IMAGES:
         message = f"the conversation has {len(parts)} images, expected at most {MAX_IMAGES}"
         raise RequestError(400, message, parts[MAX_IMAGES]["place"], "invalid_image")
-    loading = _load(parts, served, served.vision, service.settings.image_hosts)
+    loading = _load(parts, served, served.images, service.settings.image_hosts)
     return await service.count(request, loading, "images", "prepared")
 
 
 def check_vision(served: Served, messages: Sequence[dict[str, Any]]) -> None:
     """Raises RequestError for images if the model takes none."""
     part = next(images_of(messages), None)
-    if part is not None and served.vision is None:
+    if part is not None and not served.takes_images:
         raise unsupported(part["place"], f"{served.name} takes no images (it has no vision encoder here)")
 
 
-async def _load(parts: Sequence[dict[str, Any]], served: Served, vision: Vision, hosts: Sequence[str]) -> list[Pixels]:
+async def _load(
+    parts: Sequence[dict[str, Any]], served: Served, reader: ImageReader, hosts: Sequence[str]
+) -> list[Pixels]:
     loop, loaded, n_tokens = asyncio.get_running_loop(), list[Any](), 0
     for part in parts:
         try:
             if not part["url"].startswith(_DATA):
                 data = await fetch(part["url"], hosts)
                 part["url"] = f"{_DATA};base64,{base64.b64encode(data).decode('ascii')}"  # is not fetched again
-            pixels = await loop.run_in_executor(_PREPARING, _pixels, part["url"], part["place"], vision)
+            pixels = await loop.run_in_executor(_PREPARING, _pixels, part["url"], reader)
         except (FetchError, UsageError) as error:
             raise RequestError(400, f"{part['place']}: {error}", part["place"], "invalid_image") from None
-        n_tokens += pixels.text.count(vision.processor.image_token)
+        n_tokens += pixels.text.count(reader.processor.image_token)
         if n_tokens > served.max_context:  # more images would only fill the memory
             size = f"at least {n_tokens} tokens"
             raise ContextLengthError.with_size(size, f"the images have {size}, the context {served.max_context} tokens")
@@ -70,11 +73,8 @@ async def _load(parts: Sequence[dict[str, Any]], served: Served, vision: Vision,
     return loaded
 
 
-def _pixels(url: str, place: str, vision: Vision) -> Pixels:
-    """Decodes and prepares an image. Raises UsageError."""
-    from llmcl.vision.picture import read_picture
-
-    return vision.processor.pixels(read_picture(_bytes_of(url), "the image"))
+def _pixels(url: str, reader: ImageReader) -> Pixels:
+    return reader.pixels(_bytes_of(url))
 
 
 def _bytes_of(url: str) -> bytes:

@@ -92,7 +92,7 @@ async def generate(request: Request, service: Service) -> ASGIApp:
     if earlier:
         ids = prepared.prompt
         is_bos = ids[:1] == [served.tokenizer.bos_token_id]
-        images = [image.moved(len(earlier) - is_bos) for image in prepared.images]
+        images = [replace(each, first=len(earlier) - is_bos + each.first) for each in prepared.images]
         prepared = replace(prepared, prompt=[*earlier, *ids[is_bos:]], images=images)
     with_context = not raw and isinstance(content, str)  # token ids do not tell images
     return _answer(request, service, served, fields, _with(ask, prepared), is_chat=False, with_context=with_context)

@@ -36,8 +36,10 @@ def bodies(sampling: Mapping[str, Schema], message: Schema, tools: Schema) -> di
         "format": {"oneOf": [{"type": "null"}, {"const": "json"}, {"type": "object", "properties": {}}]},
         "logprobs": _FLAG,
     }
+    images: Schema = {"type": ["array", "null"], "items": _TEXT}  # in Base64
+    message = message | {"properties": {**message["properties"], "images": images}}
     chat = {**asked, "messages": {"type": "array", "items": message}, "tools": tools}
-    generate = {**asked, "prompt": _TEXT_OR_NULL, "system": _TEXT_OR_NULL}
+    generate = {**asked, "images": images, "prompt": _TEXT_OR_NULL, "system": _TEXT_OR_NULL}
     done = {"model": _TEXT, "created_at": _TEXT, "done": {"type": "boolean"}}
     ok: Schema = {"type": "object", "properties": {"status": _TEXT}}
     shown: Schema = {"type": "object", "properties": {"details": {"type": "object"}}, "required": ["details"]}

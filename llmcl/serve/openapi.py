@@ -16,6 +16,7 @@ from llmcl.serve import ollama_schemas
 from llmcl.serve.conversation import BUDGETS, OPENAI_ROLES
 from llmcl.serve.embeddings import MAX_INPUTS
 from llmcl.serve.errors import OLLAMA_PATH
+from llmcl.serve.image_parts import DETAILS
 from llmcl.serve.logprobs import MAX_TOP
 from llmcl.serve.page import PREFIX
 from llmcl.serve.sampling import MAX_ANSWERS, MAX_STOPS
@@ -126,16 +127,26 @@ _TOOL_USE: dict[str, Schema] = {
 }
 
 
-def _parts(*kinds: str) -> Schema:
-    part = _object({"type": {"enum": [*kinds]}, "text": _TEXT}, "type", "text")
-    return {"oneOf": [_TEXT, _list(part)]}
+def _parts(*more: Schema) -> Schema:
+    """Returns the schema of a text, or of parts. more: other kinds of parts than text."""
+    part = _object({"type": {"const": "text"}, "text": _TEXT}, "type", "text")
+    return {"oneOf": [_TEXT, _list({"oneOf": [part, *more]} if more else part)]}
 
 
-_MESSAGE = _object({"role": {"enum": [*OPENAI_ROLES]}, "content": _parts("text")}, "role", "content")
+_DETAIL = {"enum": [None, *DETAILS]}
+_ADDRESS = _object({"url": _TEXT, "detail": _DETAIL}, "url")
+_IMAGE_URL = _object({"type": {"const": "image_url"}, "image_url": _ADDRESS}, "type", "image_url")
+_INPUT_IMAGE = _object({"type": {"const": "input_image"}, "image_url": _TEXT, "detail": _DETAIL}, "type", "image_url")
+_SOURCES = (
+    _object({"type": {"const": "base64"}, "media_type": _or_null("string"), "data": _TEXT}, "type", "data"),
+    _object({"type": {"const": "url"}, "url": _TEXT}, "type", "url"),
+)
+_IMAGE = _object({"type": {"const": "image"}, "source": {"oneOf": [*_SOURCES]}}, "type", "source")
+_MESSAGE = _object({"role": {"enum": [*OPENAI_ROLES]}, "content": _parts(_IMAGE_URL, _INPUT_IMAGE)}, "role", "content")
 _MESSAGES = _list(_MESSAGE, minItems=1)
-_ANTHROPIC_MESSAGE = _object({"role": {"enum": ["user", "assistant"]}, "content": _parts("text")}, "role", "content")
+_ANTHROPIC_MESSAGE = _object({"role": {"enum": ["user", "assistant"]}, "content": _parts(_IMAGE)}, "role", "content")
 _PROMPT = {"oneOf": [_TEXT, _some(MAX_ANSWERS, _TEXT), _list(_ID, minItems=1), _some(8, _list(_ID, minItems=1))]}
-_ANTHROPIC = {"model": _or_null("string"), "system": {"oneOf": [{"type": "null"}, _parts("text")]}}
+_ANTHROPIC = {"model": _or_null("string"), "system": {"oneOf": [{"type": "null"}, _parts()]}}
 
 # Path -> summary, request schema, and schema of the 200 response (JSON; other media types are named).
 _BODIES: dict[str, tuple[str, Schema, Schema]] = {

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from llmcl.serve.answer_reader import AnswerReader
 from llmcl.serve.conversation import Ending
 from llmcl.serve.errors import RequestError
-from llmcl.serve.image_prompt import ImagePrompt, PlacedPixels
+from llmcl.serve.image_prompt import ImagePrompt
 from llmcl.serve.served import Served
 from llmcl.serve.thoughts import ThoughtBudget, ThoughtMarks, thought_marks
 from llmcl.serve.tool_families import ToolFamily, family_of, knows_tools, with_tools
@@ -21,6 +21,7 @@ from llmcl.tokenizer.channel_reader import END, FINAL, MARKS, START, ChannelRead
 from llmcl.tokenizer.special_markers import special_markers
 
 if TYPE_CHECKING:
+    from llmcl.models.image_rows import PlacedImage
     from llmcl.tokenizer import Tokenizer
     from llmcl.vision.vision import Pixels
 
@@ -37,7 +38,7 @@ class Prepared:
     options: Mapping[str, Any]  # `schema`, `regex` or `grammar` of `LLM.stream`, or empty
     reader: Callable[[], AnswerParts] | None
     budget: ThoughtBudget | None = None  # limit on the thoughts that `reader` recognises
-    images: Sequence[PlacedPixels] = ()
+    images: Sequence[PlacedImage] = ()
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ async def prepare(
     Raises RequestError for tools whose calls cannot be constrained.
     """
     tokenizer = served.tokenizer
-    prompt, images = await encode_with_tools(served, messages, use, variables, ending=ending, pixels=pixels)
+    prompt, images, _ = await encode_with_tools(served, messages, use, variables, ending=ending, pixels=pixels)
     habits = _Habits.of(tokenizer, tokenizer.chat_template)
     marks, special, family = habits.marks, habits.special, habits.family
     in_channels = habits.in_channels and ending != "within"  # a continued message stays in its channel

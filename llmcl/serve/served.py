@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
-from llmcl.serve.image_parts import for_template
-from llmcl.serve.image_prompt import ImagePrompt, ImageWriter, PlacedPixels
+from llmcl.serve.image_parts import as_parts, for_template
+from llmcl.serve.image_prompt import ImagePrompt, ImageWriter, needs_parts
 from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
@@ -24,10 +24,12 @@ if TYPE_CHECKING:  # imported late: the server listens before the engine is load
     from llmcl.engine.engine_metrics import EngineMetrics
     from llmcl.engine.generation import Piece
     from llmcl.grammar import Grammars
+    from llmcl.models.image_rows import PlacedImage
     from llmcl.ops.logprobs import LogProb
+    from llmcl.serve.image_reader import ImageReader
     from llmcl.serve.lora_engine import LoraEngine
     from llmcl.tokenizer import Tokenizer
-    from llmcl.vision.vision import Pixels, Vision
+    from llmcl.vision.vision import Pixels
 
 
 STRUCTURES = "schema", "regex", "grammar"
@@ -116,11 +118,11 @@ class Served:
     embedder: TextEmbedder | None = None  # the model for embeddings, this one or another
     reranker: TextReranker | None = None  # the cross-encoder, this model or another
     loras: LoraEngine | None = None  # the engine, if it takes adapters
-    vision: Vision | None = None  # reads images; None: the model takes none
+    images: ImageReader | None = None  # None: the model takes no images
 
     @property
     def takes_images(self) -> bool:
-        return self.vision is not None
+        return self.images is not None
 
     def check(self, prompt: Sequence[int]) -> None:
         """Raises ContextLengthError or UsageError for a prompt that cannot be answered."""
@@ -156,23 +158,45 @@ class Served:
         if most is not None and len(messages) > most:  # the template would keep other requests waiting
             raise self._too_long(f"at least {len(messages)} tokens")  # each message has at least one token
 
-        if pixels and self.vision is not None:
-            writer = ImageWriter.of(self.vision.processor)
-            messages, tools = writer.hidden([for_template(message) for message in messages]), writer.hidden(tools)
+        if pixels and self.images is not None:
+            return await self._encode_images(messages, tools, variables, ending, self.images, pixels, counted=counted)
 
         def work() -> list[int] | str:
             text = self.render(messages, tools, variables, ending)
-            return self.tokenizer.encode(text, False) if len(text) < _LONG and not pixels else text
+            return self.tokenizer.encode(text, False) if len(text) < _LONG else text
 
         rendered = await asyncio.get_running_loop().run_in_executor(_RENDERING, work)
         if not isinstance(rendered, str):
             return ImagePrompt(rendered, [])
         self.check_text(rendered, counted=counted)
-        if pixels:
-            return await asyncio.to_thread(writer.prompt, rendered, pixels, self.tokenizer)
         if counted:
             return ImagePrompt(await self.beside(lambda: self.tokenizer.encode(rendered, False)), [])
         return ImagePrompt(await asyncio.to_thread(self.tokenizer.encode, rendered, False, most=most), [])
+
+    async def _encode_images(
+        self,
+        messages: list[dict[str, Any]],
+        tools: list[dict[str, Any]] | None,
+        variables: Mapping[str, Any] | None,
+        ending: Ending,
+        reader: ImageReader,
+        pixels: Sequence[Pixels],
+        *,
+        counted: bool,
+    ) -> ImagePrompt:
+        writer = ImageWriter.of(reader.processor)
+        hidden, hidden_tools = writer.hidden([for_template(message) for message in messages]), writer.hidden(tools)
+
+        def render() -> str:
+            return writer.rendered(hidden, lambda said: self.render(said, hidden_tools, variables, ending))
+
+        text = await asyncio.get_running_loop().run_in_executor(_RENDERING, render)
+        self.check_text(text, counted=counted)
+        prompt = await asyncio.to_thread(writer.prompt, text, pixels, self.tokenizer)
+        if counted:
+            return prompt
+        self.check(prompt.ids)  # before the tower runs
+        return await asyncio.to_thread(prompt.with_rows, reader)
 
     def render(
         self,
@@ -188,13 +212,13 @@ class Served:
             mark = secrets.token_hex(8)
             said = [*said[:-1], {**said[-1], "content": (said[-1]["content"] or "") + mark}]
         try:
-            text = self.tokenizer.render_chat(said, ending == "answer", tools, variables)
+            text = self.tokenizer.render_chat(self._parts(said), ending == "answer", tools, variables)
         except UsageError as error:
             moved = system_merged(said, all_of_them=True)
             if moved is said:
                 raise
             try:
-                text = self.tokenizer.render_chat(moved, ending == "answer", tools, variables)
+                text = self.tokenizer.render_chat(self._parts(moved), ending == "answer", tools, variables)
             except UsageError:
                 raise error from None
         if mark:
@@ -202,6 +226,12 @@ class Served:
             if not is_shown:
                 raise UsageError("the chat template does not show the last message, so no answer can go on from it")
         return text
+
+    def _parts(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Returns the messages with lists of parts alone, if the model's template loses texts that are none."""
+        if not self.takes_images or not needs_parts(self.tokenizer, self.tokenizer.chat_template):
+            return messages
+        return [message | {"content": as_parts(message["content"] or "")} for message in messages]
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Runs work on tokens that no answer waits for, in one shared thread."""
@@ -249,7 +279,7 @@ class Ask:
     prompt: list[int]
     max_tokens: int  # 0: no tokens
     options: dict[str, Any]  # sampling options
-    images: Sequence[PlacedPixels] = field(default=(), kw_only=True)
+    images: Sequence[PlacedImage] = field(default=(), kw_only=True)
     stop: tuple[str, ...] = ()
     head: str = ""  # text before the answer (an echoed prompt)
     reader: Callable[[], AnswerParts] | None = None  # makes the reader for thoughts and tool calls; None: all is text

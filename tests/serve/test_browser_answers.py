@@ -129,7 +129,7 @@ def drop(page: Browser, *files: tuple[str, str, str]) -> None:
 def test_text_files_are_dropped_in(page: Browser, fake_engine: FakeEngine) -> None:
     drop(page, ("a = 1\n", "a.py", "text/x-python"), ("GIF89a", "cat.gif", "image/gif"), ("b", HOSTILE, ""))
     page.wait_for("document.querySelectorAll('#files li').length === 2")
-    assert text_of(page, "#notice") == "cat.gif: this server takes no images"
+    assert text_of(page, "#notice") == "cat.gif: this model takes no images"
     page.click("#files li:nth-child(2) button")
     ask(page, "What is it?")
     assert fake_engine.asked[0][0] == "[user]a.py\n```\na = 1\n```\n\nWhat is it?\n[assistant]"

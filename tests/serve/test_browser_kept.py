@@ -213,7 +213,7 @@ DAMAGED = {
     "end: expected": conversations(message(end="x")),
     "used: expected a number of tokens, found -1": conversations(message(used=-1)),
     "files[0].text: expected a text, found undefined": conversations(message(files=[{"name": "x"}])),
-    "larger than 8000000 characters": conversations(message(text="x" * 8_000_000)),
+    "larger than 16000000 characters": conversations(message(text="x" * 16_000_000)),
 }
 
 

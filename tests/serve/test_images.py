@@ -10,7 +10,7 @@ import ollama
 import openai
 import pytest
 from fake_server import Running, running
-from fake_vision import ImageEngine, data_url, encoded, image_server, picture
+from image_server import ImageEngine, data_url, encoded, image_server, picture
 
 URL = data_url(picture())
 WIDE = data_url(picture(5, 1, "JPEG"), "image/jpeg")
@@ -31,9 +31,10 @@ def asked(server: Running) -> str:
     return server.engine.asked[-1][0]
 
 
-def places(server: Running) -> list[list[int]]:
-    """Where the images of the last request begin in the text, and end."""
-    return [image.places for image in server.engine.asked[-1][1]["images"]]
+def places(server: Running) -> list[int]:
+    """The first token of each image in the last prompt."""
+    assert isinstance(server.engine, ImageEngine)
+    return [placed.first for placed in server.engine.placed()]
 
 
 def image_url(url: str, **more: Any) -> Any:
@@ -50,7 +51,7 @@ def test_chat_completions(seeing: Running) -> None:
     answer = client.chat.completions.create(model="fake", messages=[{"role": "user", "content": content}])
     assert sizes(seeing) == [(3, 2), (5, 1)]
     assert asked(seeing) == "[user]a(<img><img>)b\nc(<img><img>)\n[assistant]"
-    assert places(seeing) == [[8, 9], [15, 16]]  # a token each for a byte and for <img>
+    assert places(seeing) == [8, 15]  # a token each for a byte and for <img>
     assert answer.usage is not None and answer.usage.prompt_tokens == len("[user]a(12)b\nc(12)\n[assistant]")
 
 
@@ -96,7 +97,7 @@ def test_ollama(seeing: Running) -> None:
     context = client.generate("fake", "a").context
     client.generate("fake", "b", images=[picture()], context=context)
     begin = len(context or ()) + len("[user](")
-    assert places(seeing) == [[begin, begin + 1]]
+    assert places(seeing) == [begin]
     assert "vision" in (client.show("fake").capabilities or ())
 
 
@@ -107,7 +108,7 @@ def test_an_image_keeps_its_place_whatever_the_text_says(seeing: Running) -> Non
     assert seeing.post("/v1/chat/completions", {"messages": said}).status_code == 200
     assert asked(seeing) == "[system]<picture>\n[user]<img> <picture>(<img><img>)<img>\n[assistant]"
     begin = len("[system]<picture>\n[user]X <picture>(")
-    assert places(seeing) == [[begin, begin + 1]]
+    assert places(seeing) == [begin]
 
 
 def test_the_server_says_that_it_takes_images(seeing: Running, shared: Running) -> None:
@@ -215,3 +216,53 @@ def test_a_model_with_vision_takes_larger_bodies() -> None:
             answer = each.post("/v1/chat/completions", {"messages": [USER | {"content": [image_url(large)]}]})
             assert answer.status_code == status, answer.text
         assert server.post("/v1/completions", {"prompt": "x" * 3000}).status_code == 413
+
+
+def test_an_image_that_comes_again_is_not_computed_again() -> None:
+    with image_server() as server:
+        assert isinstance(server.engine, ImageEngine)
+        said = [USER | {"content": [image_url(URL), image_url(WIDE), image_url(URL)]}]
+        for _ in range(2):
+            assert server.post("/v1/chat/completions", {"messages": said}).status_code == 200
+            assert sizes(server) == [(3, 2), (5, 1), (3, 2)]
+        assert server.engine.tower.ran == [(3, 2), (5, 1)]
+
+
+def test_counting_does_not_run_the_tower() -> None:
+    with image_server() as server:
+        assert isinstance(server.engine, ImageEngine)
+        source = {"type": "base64", "data": encoded(picture())}
+        said = [USER | {"content": [{"type": "image", "source": source}]}]
+        counted = server.post("/v1/messages/count_tokens", {"messages": said}).json()
+        assert counted == {"input_tokens": len("[user](12)\n[assistant]")} and not server.engine.tower.ran
+
+
+# SmolVLM2's: a text that is no list of parts is lost.
+PARTS_ALONE = (
+    "<|im_start|>{% for message in messages %}{{message['role'] | capitalize}}"
+    "{% if message['content'][0]['type'] == 'image' %}{{':'}}{% else %}{{': '}}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{line['text']}}"
+    "{% elif line['type'] == 'image' %}{{ '<picture>' }}{% endif %}{% endfor %}<end_of_utterance>\n{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (
+            PARTS_ALONE,
+            "<|im_start|>System: s<end_of_utterance>\nUser:(<img><img>)a<end_of_utterance>\nAssistant:",
+        ),
+        ("{% for m in messages %}<{{ m.role }}>{{ m.content + '' }}{% endfor %}", "<system>s<user>(<img><img>)\na"),
+    ],
+    ids=["parts alone", "texts alone"],
+)
+def test_templates_that_know_one_form(template: str, expected: str) -> None:
+    said = [{"role": "system", "content": "s"}, USER | {"content": [image_url(URL), text("a")]}]
+    with image_server(template) as server:
+        assert server.post("/v1/chat/completions", {"messages": said}).status_code == 200
+        assert asked(server) == expected
+        if template is PARTS_ALONE:
+            server.chat("b")
+            assert asked(server) == "<|im_start|>User: b<end_of_utterance>\nAssistant:"

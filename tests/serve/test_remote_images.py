@@ -12,7 +12,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from fake_vision import ImageEngine, image_server, picture
+from image_server import ImageEngine, image_server, picture
 
 from llmcl.errors import UsageError
 from llmcl.serve import remote_images

@@ -5,7 +5,7 @@
 //   parent    the index of the message before it, -1 at the beginning
 //   child     the index of the message chosen after it, -1 at the end
 //   text
-//   files     a user's files: {name, text}
+//   files     a user's files: {name, text}, or {name, image} with a data URL
 //   thoughts  an answer's thoughts
 //   end       how an answer ended: "stop", "length", "stopped" or "failed"
 //   used      tokens of the context that were full after an answer, 0: unknown
@@ -14,7 +14,7 @@
 
 // What is stored and imported at most. Sizes are in characters.
 export const LIMITS = {
-  conversations: 500, size: 8_000_000, totalSize: 100_000_000, messages: 10_000, title: 200,
+  conversations: 500, size: 16_000_000, totalSize: 100_000_000, messages: 10_000, title: 200,
   files: 20, fileSize: 1 << 20,
 };
 export const ROLES = ["user", "assistant"];
@@ -65,7 +65,7 @@ export function titleOf(conversation) {
 
 export function sizeOf(conversation) {
   const sizes = conversation.messages.map(({text, thoughts, files}) =>
-    text.length + thoughts.length + files.reduce((sum, file) => sum + file.name.length + file.text.length, 0));
+    text.length + thoughts.length + files.reduce((sum, file) => sum + file.name.length + (file.image || file.text).length, 0));
   return sizes.reduce((sum, size) => sum + size + 100, conversation.system.length + conversation.title.length);
 }
 
@@ -76,18 +76,34 @@ function fenced({name, text}) {
   return `${name}\n${fence}\n${text}${text.endsWith("\n") ? "" : "\n"}${fence}\n\n`;
 }
 
+// Returns a message for the server: a text, or a list of parts if it has images.
+function contentOf({text, files}) {
+  const images = files.filter(file => file.image).map(({image}) => ({type: "image_url", image_url: {url: image}}));
+  const said = files.filter(file => !file.image).map(fenced).join("") + text;
+  return images.length ? [...images, ...asParts(said)] : said;
+}
+
+function asParts(content) {
+  if (typeof content !== "string") return content;
+  return content ? [{type: "text", text: content}] : [];
+}
+
+function joined(first, second) {
+  if (typeof first === "string" && typeof second === "string") return first + "\n\n" + second;
+  return [...asParts(first), {type: "text", text: ""}, ...asParts(second)]; // the server puts line breaks between texts
+}
+
 // Returns the chosen messages up to `last` for the server. Templates insist on turns, so user messages whose answer was
 // stopped before its first word become one.
 export function toRequest(conversation, last) {
   const turns = conversation.system ? [{role: "system", content: conversation.system}] : [];
   for (const index of chosenPath(conversation)) {
-    const {role, text, files} = conversation.messages[index];
-    const content = files.map(fenced).join("") + text;
+    const {role} = conversation.messages[index], content = contentOf(conversation.messages[index]);
     const before = turns[turns.length - 1];
     if (role === "assistant" && !content) {
       // nothing was said
     } else if (before && before.role === role) {
-      before.content += "\n\n" + content;
+      before.content = joined(before.content, content);
     } else {
       turns.push({role, content});
     }

@@ -1,6 +1,7 @@
 // Conversations as a file, and back. A file is not trusted: each field is checked, and no other field is taken over.
 
 import {ENDS, LIMITS, newId, ROLES, sizeOf} from "./conversation.js";
+import {isImageUrl} from "./images.js";
 
 const FORMAT = "llmcl-conversations", VERSION = 1;
 
@@ -53,7 +54,10 @@ function readMessage(message, index, place) {
   const files = items(message.files, place + ".files", LIMITS.files).map((file, i) => {
     const where = `${place}.files[${i}]`;
     check(isObject(file), where, file, "an object");
-    return {name: string(file.name, where + ".name"), text: string(file.text, where + ".text")};
+    const name = string(file.name, where + ".name");
+    if (file.image === undefined) return {name, text: string(file.text, where + ".text")};
+    check(isImageUrl(file.image), where + ".image", file.image, "a PNG, JPEG or WebP image as a data URL");
+    return {name, image: file.image};
   });
   const text = string(message.text, place + ".text"), thoughts = string(message.thoughts, place + ".thoughts");
   return {role, parent, child: message.child, text, files, thoughts, end, used};

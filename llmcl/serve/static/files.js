@@ -1,9 +1,21 @@
-// Text files of the message that is being written: chosen, dropped or pasted.
+// Files of the message that is being written, chosen, dropped or pasted: texts, and images if the model takes them.
 
 import {LIMITS} from "./conversation.js";
 import {button, byId, make, notify} from "./elements.js";
+import {isImage, readImage} from "./images.js";
 
-let chosen = [];
+let chosen = [], takesImages = true, adding = Promise.resolve();
+
+// takes: null if unknown; then the server decides.
+export function setTakesImages(takes) {
+  takesImages = takes ?? true;
+  byId("add-files").setAttribute("aria-label", takes ? "Add images or text files" : "Add text files");
+}
+
+// Returns once files that were dropped are read.
+export function filesRead() {
+  return adding;
+}
 
 export function takeFiles() {
   const files = chosen;
@@ -18,13 +30,20 @@ export function setFiles(files) {
       setFiles(chosen.filter((_, n) => n !== i));
       byId("input").focus();
     });
-    return make("li", {}, file.name + " ", remove);
+    const preview = file.image ? [make("img", {src: file.image, alt: ""})] : [];
+    return make("li", {}, ...preview, file.name + " ", remove);
   }));
 }
 
-// Returns a file's text. Throws an Error that says why it is not taken.
+// Returns a file of a message. Throws an Error that says why it is not taken.
+async function read(file) {
+  const {name} = file;
+  if (!isImage(file)) return {name, text: await readText(file)};
+  if (!takesImages) throw new Error(`${name}: this model takes no images`);
+  return {name, image: await readImage(file)};
+}
+
 async function readText(file) {
-  if (file.type.startsWith("image/")) throw new Error(`${file.name}: this server takes no images`);
   if (/^(audio|video)\//.test(file.type)) throw new Error(`${file.name}: this server takes no audio or video`);
   if (file.size > LIMITS.fileSize) throw new Error(`${file.name}: larger than ${LIMITS.fileSize >> 20} MiB`);
   let text;
@@ -37,19 +56,20 @@ async function readText(file) {
   return text;
 }
 
-export async function addFiles(files) {
-  const problems = [], read = [];
-  for (const file of files) {
-    try {
-      const isFull = chosen.length + read.length >= LIMITS.files;
-      if (isFull) throw new Error(`${file.name}: a message takes ${LIMITS.files} files`);
-      read.push({name: file.name, text: await readText(file)});
-    } catch (error) {
-      problems.push(error.message);
+export function addFiles(files) {
+  return adding = adding.then(async () => {
+    const problems = [];
+    for (const file of files) {
+      try {
+        if (chosen.length >= LIMITS.files) throw new Error(`${file.name}: a message takes ${LIMITS.files} files`);
+        const added = await read(file);
+        setFiles([...chosen, added]);
+      } catch (error) {
+        problems.push(error.message);
+      }
     }
-  }
-  setFiles([...chosen, ...read]);
-  notify(problems.join("; "));
+    notify(problems.join("; "));
+  });
 }
 
 export function listenForFiles() {

@@ -5,7 +5,7 @@ import {append, choose, chosenPath, newConversation, titleOf} from "./conversati
 import {byId, download, notify, question, recall, remember} from "./elements.js";
 import {exportText, importText} from "./exchange.js";
 import {clearFigures, contextText, showContext} from "./figures.js";
-import {listenForFiles, setFiles, takeFiles} from "./files.js";
+import {filesRead, listenForFiles, setFiles, setTakesImages, takeFiles} from "./files.js";
 import {drawList} from "./list.js";
 import {modelFacts} from "./server.js";
 import {apiKey, chosenModel, loadSettings, openSettings, showModels, systemPrompt} from "./settings.js";
@@ -43,12 +43,13 @@ function scrollToEnd() {
 
 async function showModel() {
   try {
-    const {name, context, names} = await modelFacts(apiKey(), chosenModel() || recall("localStorage", MODEL));
+    const {name, context, images, names} = await modelFacts(apiKey(), chosenModel() || recall("localStorage", MODEL));
     showModels(names, name);
     byId("name").textContent = name;
     byId("context").textContent = context ? contextText(context) : "not loaded";
     document.title = "llmcl: " + name;
     state.context = context;
+    setTakesImages(images);
     if (state.running < 0) draw();
   } catch (error) {
     byId("name").textContent = error instanceof TypeError ? "the server does not answer" : error.message;
@@ -205,7 +206,8 @@ async function answer(index) {
   if (!state.context) showModel(); // the answer has loaded the model
 }
 
-function send() {
+async function send() {
+  await filesRead();
   const input = byId("input"), text = input.value, {conversation, editing} = state;
   if (state.running >= 0 || (!text.trim() && !byId("files").children.length)) return;
   const path = chosenPath(conversation);

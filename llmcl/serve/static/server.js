@@ -22,17 +22,19 @@ async function read(path, key) {
   throw Object.assign(new Error(body.error.message), {isLoading: answer.status === 503});
 }
 
-// Returns the model's name, the context in tokens (0: unknown), and the names of all models if there are several.
+// Returns the model's name, the context in tokens (0: unknown), whether it takes images (null: unknown), and the names of
+// all models if there are several.
 // chosen: the model's name. The error of a server that still loads has isLoading.
 export async function modelFacts(key, chosen) {
   let props = await read("props", key), names = [];
   if (props.role === "router") {
     const models = (await read("v1/models", key)).data, model = models.find(({id}) => id === chosen) ?? models[0];
     names = models.map(({id}) => id);
-    if (model.status.value !== "loaded") return {name: model.id, context: 0, names};
+    if (model.status.value !== "loaded") return {name: model.id, context: 0, images: null, names};
     props = await read("props?model=" + encodeURIComponent(model.id), key);
   }
-  return {name: props.model, context: props.default_generation_settings.n_ctx, names};
+  const {model: name, default_generation_settings: {n_ctx: context}, modalities: {vision: images}} = props;
+  return {name, context, images, names};
 }
 
 // Yields the chunks of a streamed answer.

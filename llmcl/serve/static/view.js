@@ -48,7 +48,7 @@ export class View {
     element.setAttribute("aria-label", NAMES[message.role]);
     if (index === state.editing) element.classList.add("edited");
     if (message.role === "user") {
-      for (const {name, text} of message.files) element.append(folded(`${name} (${text.length} characters)`, text));
+      for (const file of message.files) element.append(shownFile(file));
       element.append(make("div", {className: "text"}, make("p", {dir: "auto", textContent: message.text})));
     } else {
       const thought = make("div"), said = make("div", {className: "text", dir: "auto"});
@@ -106,6 +106,11 @@ export class View {
   showError(text) {
     byId("log").append(make("div", {className: "message error", role: "alert", textContent: text}));
   }
+}
+
+function shownFile({name, text, image}) {
+  if (image) return make("img", {src: image, alt: name, title: name, className: "picture"});
+  return folded(`${name} (${text.length} characters)`, text);
 }
 
 function folded(title, text) {

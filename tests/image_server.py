@@ -5,14 +5,17 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 from fake_server import IMAGE_TEMPLATE, FakeEngine, Running, byte_tokenizer, running, served
 from PIL import Image
 
+from llmcl.models.image_rows import ImageRows, PlacedImage
+from llmcl.serve.image_reader import ImageReader
 from llmcl.vision.vision import Pixels, Vision
 
 
@@ -27,20 +30,38 @@ class FakeProcessor:
         return Pixels(values, [(1, 2)], "(<img><img>)", hashlib.sha256(values.tobytes()).digest())
 
 
-class ImageEngine(FakeEngine):
+class FakeTower:
+    """ran: the sizes of the pictures whose rows it made."""
+
     def __init__(self) -> None:
-        super().__init__(byte_tokenizer(IMAGE_TEMPLATE, added=["<img>"]))
+        self.ran: list[tuple[int, int]] = []
+
+    def rows(self, pixels: Pixels) -> list[ImageRows]:
+        height, width, _ = pixels.values.shape
+        self.ran.append((width, height))
+        buffer: Any = SimpleNamespace(nbytes=8, size=(width, height))
+        return [ImageRows(buffer, 2, pixels.digest)]
+
+
+class ImageEngine(FakeEngine):
+    def __init__(self, template: str = IMAGE_TEMPLATE):
+        super().__init__(byte_tokenizer(template, added=["<img>"]))
+        self.tower = FakeTower()
 
     def images(self) -> list[tuple[int, int]]:
         """Width and height of each picture of the last request, as they stand in its prompt."""
-        return [image.pixels.values.shape[1::-1] for image in self.asked[-1][1].get("images", ())]
+        return [placed.image.rows.size for placed in self.placed()]
+
+    def placed(self) -> Sequence[PlacedImage]:
+        images: Sequence[PlacedImage] = self.asked[-1][1].get("images", ())
+        return images
 
 
 @contextmanager
-def image_server(**settings: Any) -> Iterator[Running]:
-    engine = ImageEngine()
+def image_server(template: str = IMAGE_TEMPLATE, **settings: Any) -> Iterator[Running]:
+    engine = ImageEngine(template)
     with running(engine, loaded=False, **settings) as server:
-        server.service.ready(served(engine, vision=Vision(FakeProcessor(), None)))
+        server.service.ready(served(engine, images=ImageReader(Vision(FakeProcessor(), engine.tower))))
         yield server
 
 
