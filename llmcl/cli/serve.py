@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.serve.cache_file import CacheFile as Kept
     from llmcl.serve.embeddings import LlmEmbedder
+    from llmcl.serve.image_reader import ImageReader
     from llmcl.serve.model_facts import ModelFacts
     from llmcl.serve.served import Served
 
@@ -421,6 +422,7 @@ def _load(
     for lora in loading.lora or ():
         if is_named(lora):
             llm.load_lora(lora)
+    images = _image_reader(llm, progress)  # before the engine takes the rest of the memory
     # The engine compiles its own kernels at once; the kernels in `llm` are not used.
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
@@ -448,7 +450,24 @@ def _load(
         close=close,
         embedder=embedder,
         loras=engine,
+        images=images,
     )
+
+
+def _image_reader(llm: LLM, progress: Progress) -> ImageReader | None:
+    """Returns what reads images; None if the model takes none, or if Pillow is not installed."""
+    from llmcl.serve.image_reader import ImageReader
+
+    try:
+        reader = ImageReader(llm.images.vision(progress))
+    except UsageError:
+        return None
+    except ModuleNotFoundError as error:
+        if error.name != "PIL":
+            raise
+        return None
+    llm.devices[0].spares.add(reader)
+    return reader
 
 
 def model_facts(llm: LLM, model: str) -> ModelFacts:

@@ -6,7 +6,6 @@ import json
 import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llmcl.errors import LlmclError, UsageError
@@ -92,17 +91,3 @@ class ImageWriter:
 
     def _restored(self, text: str) -> str:
         return text.replace(self.marker, self.processor.marker).replace(self.token, self.processor.image_token)
-
-
-@lru_cache(4)
-def needs_parts(tokenizer: Tokenizer, template: str | None) -> bool:
-    """Returns whether a template shows texts only as parts, as SmolVLM's does."""
-    text = secrets.token_hex(8)
-
-    def is_shown(content: Any) -> bool:
-        try:
-            return text in tokenizer.render_chat([{"role": "user", "content": content}])
-        except LlmclError:
-            return False
-
-    return template is not None and not is_shown(text) and is_shown([{"type": "text", "text": text}])

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
-from llmcl.serve.image_parts import as_parts, for_template
-from llmcl.serve.image_prompt import ImagePrompt, ImageWriter, needs_parts
+from llmcl.serve.image_parts import for_template
+from llmcl.serve.image_prompt import ImagePrompt, ImageWriter
 from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.thoughts import ThoughtBudget
 from llmcl.tokenizer.answer_parts import AnswerParts, Call, Part, Said
@@ -212,13 +212,13 @@ class Served:
             mark = secrets.token_hex(8)
             said = [*said[:-1], {**said[-1], "content": (said[-1]["content"] or "") + mark}]
         try:
-            text = self.tokenizer.render_chat(self._parts(said), ending == "answer", tools, variables)
+            text = self.tokenizer.render_chat(said, ending == "answer", tools, variables)
         except UsageError as error:
             moved = system_merged(said, all_of_them=True)
             if moved is said:
                 raise
             try:
-                text = self.tokenizer.render_chat(self._parts(moved), ending == "answer", tools, variables)
+                text = self.tokenizer.render_chat(moved, ending == "answer", tools, variables)
             except UsageError:
                 raise error from None
         if mark:
@@ -226,12 +226,6 @@ class Served:
             if not is_shown:
                 raise UsageError("the chat template does not show the last message, so no answer can go on from it")
         return text
-
-    def _parts(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Returns the messages with lists of parts alone, if the model's template loses texts that are none."""
-        if not self.takes_images or not needs_parts(self.tokenizer, self.tokenizer.chat_template):
-            return messages
-        return [message | {"content": as_parts(message["content"] or "")} for message in messages]
 
     async def beside(self, work: Callable[[], T]) -> T:
         """Runs work on tokens that no answer waits for, in one shared thread."""

@@ -20,6 +20,7 @@ from fake_server import FakeEngine, byte_tokenizer, free_port, served, wait_for
 
 from llmcl.architectures.embedding import NO_SETTINGS
 from llmcl.cli.serve import model_name
+from llmcl.engine.images import Images
 from llmcl.errors import CheckpointError, UsageError
 from llmcl.serve.model_facts import ModelFacts
 from llmcl.serve.run import listen, serve
@@ -220,6 +221,7 @@ def test_options_reach_the_server(
     weights = SimpleNamespace(embedding=embedding, matrices=[embedding, layer])  # a tied head
     model = SimpleNamespace(stages=[SimpleNamespace(weights=weights)])
     monkeypatch.setattr(engine, "model", model, raising=False)
+    monkeypatch.setattr(engine, "images", Images("m", lambda progress: None))
     monkeypatch.setenv("LLMCL_API_KEY", "one two")
     monkeypatch.setenv("LLMCL_MAX_QUEUE", "5")
     (tmp_path / "keys").write_text("three\n\nfour\n")
@@ -239,6 +241,7 @@ def test_options_reach_the_server(
     made = started["served"]
     assert (made.name, made.max_context, made.vocab_size) == ("mine", 99, 258)
     assert made.facts == ModelFacts("llama", 134_515_008, 576, "float32", 110, is_gguf=False)
+    assert not made.takes_images
     made.close()
     assert started["closed"]
 
