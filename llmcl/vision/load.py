@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from llmcl.checkpoint.safetensors import read_folder_tensors
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import CheckpointError, UnsupportedModelError, UsageError, shown
 from llmcl.runtime.device import Device
-from llmcl.vision import gemma3, idefics3
+from llmcl.vision import gemma3, idefics3, pixtral, qwen_vl
 from llmcl.vision.files import VisionFiles
 from llmcl.vision.tensors import VisionTensors
 from llmcl.vision.vision import Vision
@@ -26,14 +26,14 @@ class VisionFamily:
     """How a family's vision part is found and made."""
 
     from_folder: Callable[[VisionFiles], Vision]
-    from_mmproj: Callable[[VisionFiles], Vision]
+    from_mmproj: Callable[[VisionFiles], Vision] | None = None  # None: llmcl reads folders only
     # Returns an mmproj file's tensors under the names that from_mmproj reads.
-    mmproj_tensors: Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]]
-    projectors: tuple[str, ...]  # clip.projector_type in mmproj files
-    text: tuple[str, ...]  # architectures of text models that an mmproj file may belong to
+    mmproj_tensors: Callable[[Mapping[str, StoredTensor]], dict[str, StoredTensor]] = dict
+    projectors: tuple[str, ...] = ()  # clip.projector_type in mmproj files
+    text: tuple[str, ...] = ()  # architectures of text models that an mmproj file may belong to
     # Beginning of a tensor's name in a folder, without "model." -> beginning of its name in VisionFiles.tensors, None
     # for parts that images do not need. The first that fits counts. Other tensors belong to the text part.
-    prefixes: Mapping[str, str | None]
+    prefixes: Mapping[str, str | None] = field(default_factory=dict)
 
 
 _GEMMA3 = VisionFamily(
@@ -58,8 +58,20 @@ _IDEFICS3 = VisionFamily(
     text=("llama",),
     prefixes={"vision_model.": "vision.", "connector.": "projector."},
 )
+_QWEN = VisionFamily(qwen_vl.from_folder, prefixes={"visual.": "vision."})
+_MISTRAL3 = VisionFamily(
+    pixtral.from_folder, prefixes={"vision_tower.": "vision.", "multi_modal_projector.": "projector."}
+)
 # Keyed by config.json's model_type.
-VISION_FAMILIES: dict[str, VisionFamily] = {"gemma3": _GEMMA3, "idefics3": _IDEFICS3, "smolvlm": _IDEFICS3}
+VISION_FAMILIES: dict[str, VisionFamily] = {
+    "gemma3": _GEMMA3,
+    "idefics3": _IDEFICS3,
+    "smolvlm": _IDEFICS3,
+    "qwen2_5_vl": _QWEN,
+    "qwen3_vl": _QWEN,
+    "qwen3_vl_moe": _QWEN,
+    "mistral3": _MISTRAL3,
+}
 
 
 def load_vision(device: Device, checkpoint: Checkpoint, mmproj: Path | None = None) -> Vision | None:
@@ -119,7 +131,7 @@ def _from_mmproj(device: Device, checkpoint: Checkpoint, path: Path) -> Vision:
         )
     projector = metadata.get("clip.vision.projector_type", metadata.get("clip.projector_type"))
     family = next((family for family in VISION_FAMILIES.values() if projector in family.projectors), None)
-    if family is None:
+    if family is None or family.from_mmproj is None:
         known = ", ".join(sorted({name for family in VISION_FAMILIES.values() for name in family.projectors}))
         raise UnsupportedModelError(f"{path.name} has the projector {shown(projector)}; llmcl supports {known}.")
     hidden, text = checkpoint.config.hidden_size, checkpoint.config.architecture
