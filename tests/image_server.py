@@ -44,8 +44,8 @@ class FakeTower:
 
 
 class ImageEngine(FakeEngine):
-    def __init__(self, template: str = IMAGE_TEMPLATE):
-        super().__init__(byte_tokenizer(template, added=["<img>"]))
+    def __init__(self, template: str = IMAGE_TEMPLATE, token: str = "<img>"):
+        super().__init__(byte_tokenizer(template, added=[token]))
         self.tower = FakeTower()
 
     def images(self) -> list[tuple[int, int]]:
@@ -58,8 +58,8 @@ class ImageEngine(FakeEngine):
 
 
 @contextmanager
-def image_server(template: str = IMAGE_TEMPLATE, **settings: Any) -> Iterator[Running]:
-    engine = ImageEngine(template)
+def image_server(template: str = IMAGE_TEMPLATE, token: str = "<img>", **settings: Any) -> Iterator[Running]:
+    engine = ImageEngine(template, token)
     with running(engine, loaded=False, **settings) as server:
         server.service.ready(served(engine, images=ImageReader(Vision(FakeProcessor(), engine.tower))))
         yield server

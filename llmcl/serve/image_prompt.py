@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmcl.errors import LlmclError, UsageError
+from llmcl.errors import LlmclError, UnsupportedModelError, UsageError, shown
 from llmcl.serve.image_parts import flat
 
 if TYPE_CHECKING:  # imported late: the server listens before the engine is loaded
@@ -16,6 +16,8 @@ if TYPE_CHECKING:  # imported late: the server listens before the engine is load
     from llmcl.serve.image_reader import ImageReader
     from llmcl.tokenizer import Tokenizer
     from llmcl.vision.vision import Pixels, Processor
+
+_STAND_IN = "<pad>"  # GGUF files of Gemma 3 have no image token; any will do, since rows replace its embedding
 
 
 class ImagePrompt(NamedTuple):
@@ -57,8 +59,8 @@ class ImageWriter:
     def hidden(self, value: Any) -> Any:
         """Returns messages or tools with the secret words in place of markers and image tokens."""
         text = json.dumps(value)
-        for shown, secret in (self.processor.marker, self.marker), (self.processor.image_token, self.token):
-            text = text.replace(json.dumps(shown)[1:-1], secret)
+        for plain, secret in (self.processor.marker, self.marker), (self.processor.image_token, self.token):
+            text = text.replace(json.dumps(plain)[1:-1], secret)
         return json.loads(text)
 
     def rendered(self, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]) -> str:
@@ -72,19 +74,25 @@ class ImageWriter:
 
     def prompt(self, rendered: str, pixels: Sequence[Pixels], tokenizer: Tokenizer) -> ImagePrompt:
         """Returns the prompt for what the template has rendered."""
-        token = self.processor.image_token
+        token, stand_in = self.processor.image_token, self.processor.image_token
+        if tokenizer.id_of(token) is None:
+            stand_in = _STAND_IN
+        if (image_id := tokenizer.id_of(stand_in)) is None:
+            raise UnsupportedModelError(f"the tokenizer has no token {shown(token)} for images; use another model")
         between = [self._restored(text) for text in rendered.split(self.processor.marker)]
         if (n_shown := len(between) - 1) != len(pixels):
             raise UsageError(
                 f"the chat template shows {n_shown} of {len(pixels)} images; send them in messages of the user"
             )
-        text = between[0] + "".join(image.text + rest for image, rest in zip(pixels, between[1:], strict=True))
+        texts = [image.text.replace(token, stand_in) for image in pixels]
+        text = between[0] + "".join(image + rest for image, rest in zip(texts, between[1:], strict=True))
         ids = tokenizer.encode(text, False)
-        image_id = tokenizer.id_of(token)
         all_places = iter([place for place, each in enumerate(ids) if each == image_id])
+        if ids.count(image_id) != text.count(stand_in):
+            raise UsageError(f"the text beside the images makes other tokens of {shown(stand_in)}; leave it out")
         images = []
         for image, before in zip(pixels, between[:-1], strict=True):
-            for _ in range(before.count(token)):  # the user's text
+            for _ in range(before.count(stand_in)):  # the user's text
                 next(all_places)
             images.append((image, [next(all_places) for _ in range(image.text.count(token))]))
         return ImagePrompt(ids, [], images)

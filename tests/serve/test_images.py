@@ -266,3 +266,11 @@ def test_templates_that_know_one_form(template: str, expected: str) -> None:
         if template is PARTS_ALONE:
             server.chat("b")
             assert asked(server) == "<|im_start|>User: b<end_of_utterance>\nAssistant:"
+
+
+def test_a_tokenizer_without_the_image_token() -> None:
+    """As in GGUF files of Gemma 3: another token holds the place."""
+    with image_server(token="<pad>") as server:
+        content = [text("<pad>"), image_url(URL)]
+        assert server.post("/v1/chat/completions", {"messages": [USER | {"content": content}]}).status_code == 200
+        assert asked(server) == "[user]<pad>(<pad><pad>)\n[assistant]" and places(server) == [len("[user]X(")]
