@@ -158,8 +158,9 @@ def write_metadata(writer: Any, config: ModelConfig, *, joined_heads: bool = Fal
             writer.add_rope_scaling_attn_factors(scaling.amplitude)
             writer.add_tensor("rope_factors_short.weight", np.array(scaling.factors, np.float32))
             writer.add_tensor("rope_factors_long.weight", np.array(scaling.long_factors, np.float32))
-    if FAMILIES[config.architecture].rope_kinds.get("mrope") is not None:
-        writer.add_rope_dimension_sections([2, 3, 3, 0])
+    if FAMILIES[config.architecture].rope_axes is not None:
+        n_pairs = config.rotated_size("main") // 2
+        writer.add_rope_dimension_sections([n_pairs - n_pairs // 3 * 2, n_pairs // 3, n_pairs // 3, 0])
         if arch != "qwen2vl":
             writer.add_num_deepstack_layers(0)
     if config.has_windows:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from expert_weights import experts_of
 from helpers import windows_of
@@ -172,6 +174,69 @@ def test_qwen25_vl_without_a_text_config() -> None:
     assert config_from_hf({**later, "text_config": {**inside, "model_type": "qwen2_5_vl_text"}}) == config
     tied = {**inside, "model_type": "qwen2_5_vl_text", "tie_word_embeddings": True}
     assert config_from_hf({**later, "text_config": tied}).tie_embeddings
+
+
+AXES: dict[str, Any] = {"mrope_section": [24, 20, 20], "mrope_interleaved": True, "rope_type": "default"}
+QWEN3_VL = QWEN25_VL | {"architectures": ["Qwen3VLTextModel"], "model_type": "qwen3_vl_text"}
+QWEN3_VL |= {"head_dim": 128, "rope_scaling": AXES, "sliding_window": None}
+
+
+def test_qwen_vl_says_which_pairs_rotate_by_which_axis() -> None:
+    assert config_from_hf(QWEN25_VL).rope_axes == (0,) * 16 + (1,) * 24 + (2,) * 24
+    assert config_from_hf({**QWEN25_VL, "rope_scaling": None}).rope_axes == config_from_hf(QWEN25_VL).rope_axes
+    assert config_from_hf(QWEN3_VL).rope_axes == (0, 1, 2) * 20 + (0,) * 4
+    assert config_from_hf({**QWEN3_VL, "head_dim": 64, "rope_scaling": None}).rope_axes == ()  # 32 pairs, not 64
+    yarn = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768, "mrope_section": [16, 24, 24]}
+    config = config_from_hf({**QWEN25_VL, "rope_scaling": yarn})
+    assert config.rope_axes.count(1) == 24 and config.rope_scaling is not None and config.rope_scaling.kind == "yarn"
+
+
+@pytest.mark.parametrize(
+    ("published", "changes", "error"),
+    [
+        (QWEN3_VL, {"mrope_section": [24, 20, 16]}, r"mrope_section is \[24, 20, 16\].* in all 64"),
+        (QWEN3_VL, {"mrope_section": [32, 32]}, "mrope_section is .*time, rows and columns"),
+        (QWEN3_VL, {"mrope_section": [84, -40, 20]}, "mrope_section is"),
+        (QWEN3_VL, {"mrope_section": "24"}, "mrope_section is '24'"),
+        (QWEN3_VL, {"mrope_section": [24, 20, 10, 10]}, "mrope_section is"),
+        (QWEN3_VL, {"mrope_interleaved": False}, "mrope_interleaved is False, expected true in Qwen3VLTextModel"),
+        (QWEN25_VL, {"mrope_interleaved": True, "type": "mrope"}, "expected false in Qwen2_5_VLTextModel"),
+        (QWEN3_VL, {"mrope_interleaved": "yes"}, "mrope_interleaved is 'yes', expected true or false"),
+    ],
+)
+def test_contradicting_axes_are_refused(published: dict[str, Any], changes: dict[str, Any], error: str) -> None:
+    with pytest.raises(CheckpointError, match=error):
+        config_from_hf({**published, "rope_scaling": AXES | {"mrope_section": [16, 24, 24]} | changes})
+
+
+def test_gguf_says_which_pairs_rotate_by_which_axis() -> None:
+    sizes = {"embedding_length": 3584, "block_count": 28, "attention.head_count": 28, "attention.head_count_kv": 4}
+    sizes |= {"feed_forward_length": 18944, "context_length": 128000, "vocab_size": 152064}
+
+    def of(arch: str, sections: list[int] | None) -> tuple[int, ...]:
+        keys: dict[str, Any] = {f"{arch}.{key}": value for key, value in sizes.items()}
+        keys |= {f"{arch}.attention.layer_norm_rms_epsilon": 1e-6, "general.architecture": arch}
+        keys |= {} if sections is None else {f"{arch}.rope.dimension_sections": np.array(sections, np.int32)}
+        return config_from_gguf(keys, []).rope_axes
+
+    assert of("qwen2vl", [16, 24, 24, 0]) == config_from_hf(QWEN25_VL).rope_axes
+    assert of("qwen3vl", [24, 20, 20, 0]) == of("qwen3vl", None) == config_from_hf(QWEN3_VL).rope_axes
+    with pytest.raises(CheckpointError, match=r"qwen3vl.rope.dimension_sections is .*in all 64"):
+        of("qwen3vl", [24, 20, 10, 10])
+
+
+@pytest.mark.slow
+def test_axes_are_those_of_transformers() -> None:
+    import torch
+    from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextRotaryEmbedding
+
+    for sections in ([24, 20, 20], [11, 11, 10], [3, 3, 2], [8, 2, 6], [16, 0, 0]):
+        n = sum(sections)
+        whole = torch.arange(3.0).reshape(3, 1, 1, 1).repeat(1, 1, 1, n)
+        expected = Qwen3VLTextRotaryEmbedding.recomposition_frequencies(SimpleNamespace(mrope_section=sections), whole)
+        scaling = AXES | {"mrope_section": sections}
+        config = config_from_hf({**QWEN3_VL, "head_dim": 2 * n, "rope_scaling": scaling})
+        assert [*config.rope_axes] == expected[0, 0, :n].tolist()
 
 
 def test_minimax_says_how_much_of_a_head_rotates() -> None:

@@ -27,6 +27,7 @@ from llmcl.architectures.config.model_config import ModelConfig, checked
 from llmcl.architectures.config.reader import Reader, unsupported
 from llmcl.architectures.config.recurrent import parts_from_gguf, recurrent_from_gguf
 from llmcl.architectures.config.rope import MAX_THETA, GgufFactors, query_scale_from_gguf, scaling_from_gguf
+from llmcl.architectures.config.rope_axes import axes_from_gguf
 from llmcl.architectures.families import FAMILIES, GGUF_FAMILIES
 from llmcl.architectures.families.blocks import Heads
 from llmcl.architectures.families.family import Family, LayerSettings
@@ -156,6 +157,7 @@ def config_from_gguf(
             rms_norm_eps=read.number(f"{arch}.attention.{eps_key}", 0.0, 1.0),
             rope_scaling=scaling,
             rotary_dim=None if latent is None and rope_dim == head_dim else rope_dim,
+            rope_axes=axes_from_gguf(read, arch, family, rope_dim // 2),
             rope_theta=theta,
             local_rope_theta=local_theta if family.local_rope else None,
             layer_input_size=input_size,

@@ -52,6 +52,7 @@ class ModelConfig:
     logit_soft_cap: float | None = None  # c in c tanh(logit / c)
     post_norm_eps: float | None = None  # eps of norms after blocks; None: rms_norm_eps
     rotary_dim: int | None = None  # leading head dimensions that rotate; None: all
+    rope_axes: tuple[int, ...] = ()  # per rotated pair, the axis of its position: time, row, column; (): one axis
     local_rope_theta: float | None = None  # theta for rotation "local", never scaled; None: no such layers
     layer_input_size: int = 0  # size of the per-layer token input, a sum of an embedding and a projection; 0: none
     bidirectional: bool = False  # tokens see the whole text, so the model makes embeddings and no text

@@ -9,6 +9,7 @@ from typing import Any
 
 from llmcl.architectures.config.limits import MAX_HEAD_DIM, MAX_POSITION, MAX_SCALE
 from llmcl.architectures.config.reader import Reader, unsupported
+from llmcl.architectures.config.rope_axes import axes_from_hf
 from llmcl.architectures.families.blocks import QueryScale
 from llmcl.architectures.families.family import Family
 from llmcl.errors import CheckpointError, shown
@@ -47,7 +48,7 @@ class RopeScaling:
 
 
 def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int) -> dict[str, Any]:
-    """Returns rope_theta, rope_scaling, rotary_dim and local_rope_theta for a ModelConfig.
+    """Returns rope_theta, rope_scaling, rotary_dim, rope_axes and local_rope_theta for a ModelConfig.
 
     The sources are `rope_parameters` (transformers 5), possibly with an object per layer kind, or the older
     `rope_theta`, `rope_local_base_freq`, `partial_rotary_factor` and `rope_scaling`.
@@ -76,8 +77,7 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
         rotary_dim = int(head_dim * factor)
         if not family.partial_rotation or not 2 <= rotary_dim <= head_dim or rotary_dim % 2:
             unsupported(f"partial rotary embeddings (partial_rotary_factor {factor:g}) in this architecture")
-    if rope is None:
-        return {"rope_theta": theta, "rope_scaling": None, "rotary_dim": rotary_dim, "local_rope_theta": local_theta}
+    rope = Reader({}, read.source) if rope is None else rope
     if any(isinstance(value, Mapping) for value in rope.values.values()):
         unsupported("rotary settings that differ between layers")
     theta = rope.number("rope_theta", 1.0, MAX_THETA, default=theta)
@@ -89,6 +89,7 @@ def rope_from_hf(read: Reader, family: Family, head_dim: int, max_position: int)
         "rope_theta": theta,
         "rope_scaling": _scaling(read, rope, family, rotary_dim or head_dim, max_position),
         "rotary_dim": rotary_dim,
+        "rope_axes": axes_from_hf(rope, family, (rotary_dim or head_dim) // 2),
         "local_rope_theta": local_theta,
     }
 

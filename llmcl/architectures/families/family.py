@@ -117,6 +117,8 @@ class Family:
     partial_rotation: bool = False  # reads partial_rotary_factor
     # rotary scaling names in config.json with an unusual meaning
     rope_kinds: Mapping[str, str] = field(default_factory=dict)
+    # three positions per token, time, row and column: how mrope_section spreads the axes over the pairs of a head
+    rope_axes: Literal["chunks", "interleaved"] | None = None
     rope_alpha: bool = False  # dynamic rotary scaling with an alpha raises theta once, for texts of any length
     windows: WindowPattern = "none"
     # windowed layers have unscaled rotary frequencies, with theta rope_local_base_freq if given

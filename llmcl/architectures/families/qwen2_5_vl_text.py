@@ -11,6 +11,7 @@ FAMILY = replace(
     hf_class="Qwen2_5_VLTextModel",
     gguf_name="qwen2vl",
     rope_kinds=qwen3_vl_text.FAMILY.rope_kinds,
+    rope_axes="chunks",
     defaults={
         **qwen2.FAMILY.defaults,
         "num_attention_heads": 64,

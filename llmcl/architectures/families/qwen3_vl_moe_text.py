@@ -15,6 +15,7 @@ FAMILY = replace(
     gguf_name="qwen3vlmoe",
     windows="none",
     rope_kinds=qwen3_vl_text.FAMILY.rope_kinds,
+    rope_axes=qwen3_vl_text.FAMILY.rope_axes,
     experts=ExpertKeys("moe_intermediate_size"),
     transposed={"mlp.experts.gate_up_proj": (_GATE, _UP), "mlp.experts.down_proj": (_DOWN,)},
     defaults={

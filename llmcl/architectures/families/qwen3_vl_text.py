@@ -11,7 +11,8 @@ FAMILY = replace(
     hf_class="Qwen3VLTextModel",
     gguf_name="qwen3vl",
     windows="none",
-    rope_kinds={"mrope": "default"},  # text has the same position on all three axes
+    rope_kinds={"mrope": "default"},
+    rope_axes="interleaved",
     defaults={
         "num_key_value_heads": 32,
         "head_dim": 128,
