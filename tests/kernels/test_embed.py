@@ -125,3 +125,19 @@ def test_frequencies_by_the_length_of_the_text(target: Device, kind: str, text_l
         cos, sin = reference.rope_table(np.array([at]), *config.rotations(length)["main"])
         # Angles reach 73, and the powers of the excess are rounded to float32.
         np.testing.assert_allclose(row, np.concatenate([cos[0], sin[0]]), rtol=0, atol=5e-5)
+
+
+def test_a_rotary_offset_moves_the_rotation_alone(target: Device) -> None:
+    rotation = small_config(head_dim=HEAD_DIM).rotations()["main"]
+    step = StepState(target, 5)
+    step.write_tokens([7] * 5, 40)
+    step.write_rotary_offset(-17)
+    x, rope = poisoned(target, (5, HIDDEN)), poisoned(target, (5, HEAD_DIM))
+    weight = weight_on_device(target, np.zeros((VOCAB, HIDDEN), np.float32), "float32")
+    last_seen = with_poison(target, np.zeros(VOCAB, np.int32))
+    run(embed(target, weight, step, target.upload(rotation, "frequencies"), x, rope, last_seen), 5)
+    expected = np.concatenate(reference.rope_table(23 + np.arange(5), *rotation), axis=1)
+    np.testing.assert_allclose(
+        read_guarded(target, rope, np.float32, (5, HEAD_DIM)), expected, rtol=0, atol=ROPE_TOLERANCE
+    )
+    assert read_guarded(target, last_seen, np.int32, (VOCAB,))[7] == 44

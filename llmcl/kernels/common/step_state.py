@@ -18,12 +18,13 @@ CONSTANTS = {
     "STATE_STEP": 2,  # tokens sampled since the generation began
     "STATE_PLACE": 6,  # the sequence's place in the batch, passed to mods as b
     "STATE_TEXT_LENGTH": 9,  # see `SequenceState.text_length`
+    "STATE_ROTARY_OFFSET": 10,  # rotary position minus cache position (models/image_positions.py)
     "STATE_RING": RING,  # not a slot: the length of `sampled`
 }
 CAPACITY, COPY_CAPACITY = 3, 4  # keys per head: in the cache, in an implementation's copy of the cache
 RECURRENT = 5  # state slot of the sequence in recurrent layers
 SNAPSHOT = 7  # two slots: where to copy the recurrent state, and after how many tokens; 0: no copy
-N_SLOTS = 10
+N_SLOTS = 11
 # Extra slots for steps with several sequences: where the sequence records begin, slots per record, and number of
 # records. Kernels read them from `state`, because build constants would cause a new compilation for each step kind.
 RECORDS, RECORD_SLOTS, N_RECORDS = N_SLOTS, N_SLOTS + 1, N_SLOTS + 2
@@ -61,7 +62,9 @@ class StepState:
         self._capacities: dict[int, int] = {}
         self._page_tables: dict[int, list[int]] = {}  # per sequence, as written to the device
         self._recurrent_slots: dict[int, int] = {}  # per sequence, as written to the device
-        self._text_lengths: dict[int, int] = {}  # per sequence, as written to the device; not in the dict: 0
+        # per sequence, as written to the device; not in the dict: 0
+        self._text_lengths: dict[int, int | None] = {}
+        self._rotary_offsets: dict[int, int | None] = {}
         self._snapshot: tuple[int, int] | None = (0, 0)  # as written to the device
         self._rows: list[int] = []
         self.mirrors: Sequence[StepState] = ()  # on other devices: get what the host writes here
@@ -144,10 +147,17 @@ class StepState:
 
     def write_text_length(self, length: int, sequence: int = 0) -> None:
         """Sets `SequenceState.text_length`."""
-        if self._text_lengths.get(sequence, 0) != length:
-            self._text_lengths[sequence] = -1  # after an interruption, the device's value is unknown
-            self._write_slots([length], self._first_slot(sequence) + CONSTANTS["STATE_TEXT_LENGTH"])
-            self._text_lengths[sequence] = length
+        self._write_changed(self._text_lengths, "STATE_TEXT_LENGTH", length, sequence)
+
+    def write_rotary_offset(self, offset: int, sequence: int = 0) -> None:
+        """Sets what `embed` adds to the positions of a sequence's tokens for their rotation."""
+        self._write_changed(self._rotary_offsets, "STATE_ROTARY_OFFSET", offset, sequence)
+
+    def _write_changed(self, written: dict[int, int | None], slot: str, value: int, sequence: int) -> None:
+        if written.get(sequence, 0) != value:
+            written[sequence] = None  # after an interruption, the device's value is unknown
+            self._write_slots([value], self._first_slot(sequence) + CONSTANTS[slot])
+            written[sequence] = value
 
     def write_snapshot(self, slot: int, n_tokens: int) -> None:
         """Sets the slot for the recurrent state after the next steps' first n_tokens. 0 turns copies off."""

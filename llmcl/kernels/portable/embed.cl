@@ -1,9 +1,9 @@
 // Embeds each token in a step, and computes its rotation.
 //
-//   x[t] = scale table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position of t) * f_i
+//   x[t] = scale table[tokens[t]];   rope[t] = m_i (cos a_i, sin a_i),  a_i = float(position of t + offset) * f_i
 //
 // table      tiles of WEIGHT (tiles.cl), rows first_row .. first_row + n_rows - 1 of the vocabulary
-// tokens     int [n], or one per sequence (step_rows.cl)     state      see STATE_*
+// tokens     int [n], or one per sequence (step_rows.cl)     state      see STATE_*; offset: STATE_ROTARY_OFFSET
 // rotation   float [2][HEAD_DIM/2]: f, m (rope_table.cl; [3] with ROPE_LONG or ROPE_GROWTH)
 // x          float [n][hidden]
 // rope       float [n][HEAD_DIM]: HEAD_DIM/2 cosines, then the sines
@@ -37,7 +37,8 @@ void embed(__global const CAT(WEIGHT, _t)* table, __global const int* tokens, __
 #else
     for (int i = get_local_id(0); i < hidden; i += LOCAL_SIZE) x[i] = weight_at(table, i, row % 16) * scale;
 #endif
-    write_rotation(rotation, position, sequence_state(state, t)[STATE_TEXT_LENGTH], rope + t * HEAD_DIM);
+    __global const int* sequence = sequence_state(state, t);
+    write_rotation(rotation, position + sequence[STATE_ROTARY_OFFSET], sequence[STATE_TEXT_LENGTH], rope + t * HEAD_DIM);
 #ifdef RECORDS
     last_seen += (size_t)sequence_of(state, t) * vocab;
 #endif
