@@ -99,7 +99,7 @@ def test_the_table_has_what_a_gpu_would_run(gpu: Gpu) -> None:
 def test_every_portable_kernel_is_compiled() -> None:
     files = {f"portable/{path.name}" for path in PORTABLE.glob("*.cl") if "__kernel" in path.read_text()}
     others = (
-        *("biased_gate", "rope_table", "short_conv", "zero_rows"),
+        *("biased_gate", "rope_axes", "rope_table", "short_conv", "zero_rows"),
         *("add_positions", "bias_gelu", "layer_norm", "pool"),  # for embeddings
         "mean_rows",  # for images
         *("gate_inputs", "last_row", "layer_inputs", "scale_rows", "scale_shares"),  # Gemma 4's

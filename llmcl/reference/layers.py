@@ -196,6 +196,14 @@ def rope_table(
     return scale * np.cos(angle), scale * np.sin(angle)
 
 
+def rope_axes(positions: Array, axes: Array, inv_freq: Array, factors: Array | None = None) -> tuple[Float64, Float64]:
+    """Like `rope_table`, with positions int [n, n_axes]. axes int [half]: whose position rotates each pair."""
+    of_axes = [rope_table(positions[:, axis], inv_freq, factors) for axis in range(positions.shape[1])]
+    cos, sin = np.stack(of_axes, axis=1)
+    pairs = np.arange(len(axes))
+    return cos[axes, :, pairs].T, sin[axes, :, pairs].T
+
+
 def rope(x: Array, cos: Array, sin: Array) -> Float64:
     """Rotates the pairs (i, i + head_dim/2) in every head: x [n, heads, head_dim], cos, sin [n, head_dim/2].
 

@@ -16,11 +16,13 @@ inline float frequency_at(__global const float* rotation, const int i, const int
 #endif
 }
 
+inline void write_pair(__global const float* rotation, const int i, const float angle, __global float* rope) {
+    const float factor = rotation[HEAD_DIM / 2 + i];
+    rope[i] = factor * cos(angle);
+    rope[HEAD_DIM / 2 + i] = factor * sin(angle);
+}
+
 inline void write_rotation(__global const float* rotation, const int position, const int text_length, __global float* rope) {
-    for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE) {
-        const float angle = (float)position * frequency_at(rotation, i, position, text_length);
-        const float factor = rotation[HEAD_DIM / 2 + i];
-        rope[i] = factor * cos(angle);
-        rope[HEAD_DIM / 2 + i] = factor * sin(angle);
-    }
+    for (int i = get_local_id(0); i < HEAD_DIM / 2; i += LOCAL_SIZE)
+        write_pair(rotation, i, (float)position * frequency_at(rotation, i, position, text_length), rope);
 }
