@@ -126,6 +126,9 @@ class FakeStep:
     def write_text_length(self, length: int, sequence: int = 0) -> None:
         pass
 
+    def write_rotary_offset(self, offset: int, sequence: int = 0) -> None:
+        pass
+
 
 class FakeBatch:
     """What models/batch.py offers. It checks what it is asked for, and computes in the order of the calls.

@@ -17,6 +17,7 @@ from llmcl.runtime.staging import send
 _BOUND = (
     *("decode_ops", "prefill_ops", "persistent_intermediates", "_persistent"),
     *("_prefill", "_last_token", "_head", "_decode", "_all_needed_from", "_all_logits", "_unprepared"),
+    "_image_steps",
 )
 
 

@@ -22,7 +22,7 @@ from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache, pool_pages
 from llmcl.models.ragged_launches import bind_ragged
 from llmcl.models.scoring import Scoring
-from llmcl.models.sequence import SequenceState
+from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.slots import Slots
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler, SamplingParams
@@ -94,6 +94,11 @@ class PromptChunk:
     sequence: SequenceState
     token_ids: Sequence[int]
     is_last: bool = True
+
+    @property
+    def has_image(self) -> bool:
+        """Whether some of the tokens belong to an image."""
+        return bool(Step(self.sequence, self.token_ids, self.sequence.position).images)
 
 
 class Batch:
@@ -201,13 +206,15 @@ class Batch:
         for chunk in chunks:
             self.model.check_tokens(chunk.sequence, chunk.token_ids)
             self._choose_frequencies(chunk.sequence, chunk.token_ids)
-        if self.ragged is None:
+        if self.ragged is None or any(chunk.has_image for chunk in chunks):
             return self._step_in_turn(decode, chunks, before_sampling)
         if (n := len(decode) + sum(len(chunk.token_ids) for chunk in chunks)) > self.max_rows:
             raise UsageError(f"a step of {n} rows; expected at most {self.max_rows} (max_rows of make_batch)")
         self._check_room(decode)
         for sequence in decode:
             self.cache.prepare(self.step_state, sequence, 1, self._slots[sequence])
+            if sequence.images:  # read by the model's own step
+                self.cache.prepare(self.ragged.step, sequence, 1, self._slots[sequence])
         for chunk in chunks:
             self.cache.prepare(self.ragged.step, chunk.sequence, len(chunk.token_ids), self._slots[chunk.sequence])
         for sequence in decode:
@@ -217,7 +224,7 @@ class Batch:
         n_rows = len(decode)
         for chunk in chunks:
             sequence, slot = chunk.sequence, self._slots[chunk.sequence]
-            runs.append(Run(slot, sequence.position, chunk.token_ids))
+            runs.append(Run(slot, sequence.position, chunk.token_ids))  # without an image
             n_rows += len(chunk.token_ids)
             if chunk.is_last:
                 wanted.append(n_rows - 1)
@@ -243,7 +250,8 @@ class Batch:
     def _step_in_turn(
         self, decode: Sequence[SequenceState], chunks: Sequence[PromptChunk], before_sampling: BeforeSampling | None
     ) -> Callable[[], list[int]]:
-        """Does the work of `step` in separate launches, for layers that keep a state per sequence."""
+        """Does the work of `step` in separate launches, for layers that keep a state per sequence, and for images."""
+        self.model.bind_prompts(self.model.chunk)
         waits = [self.decode(decode, before_sampling)] if decode else []
         for chunk in chunks:
             self._slots.end_alone()

@@ -12,6 +12,8 @@ from llmcl.errors import UsageError
 from llmcl.kernels.common.attention import CAPACITY_MULTIPLE, AttentionShape
 from llmcl.kernels.common.dtype import kv_row_bytes
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.image_positions import rotary_offset
+from llmcl.models.image_rows import images_before
 from llmcl.models.layer_span import LayerSpan
 from llmcl.models.recurrent_states import BORDER_TOKENS, RecurrentStates, state_slots
 from llmcl.models.sequence import SequenceState
@@ -128,6 +130,8 @@ class KVCache:
     def _cut(self, sequence: SequenceState, position: int) -> None:
         """Does the work of `truncate`. A sequence that becomes empty keeps its rotary frequencies."""
         position = self._go_back(self.own(sequence), position)
+        if sequence.images and position < len(sequence.token_ids):  # otherwise images may be yet to be read
+            sequence.images = images_before(sequence.images, position)
         del sequence.token_ids[position:]
 
     def choose_frequencies(self, sequence: SequenceState, n_tokens: int, n_prompt: int | None = None) -> None:
@@ -177,6 +181,8 @@ class KVCache:
 
     def _prepare_state(self, step: StepState, sequence: SequenceState, slot: int) -> None:
         step.write_text_length(sequence.text_length or 0, slot)
+        if self._config.rope_axes:
+            step.write_rotary_offset(rotary_offset(sequence.images, sequence.position), slot)
         if self.states is not None:
             step.write_recurrent_slot(self.states.begin(sequence, self._forget), slot)
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
+from math import prod
 from typing import Any
 
 import numpy as np
 
 from llmcl.architectures.config import ModelConfig
 from llmcl.errors import ContextLengthError, UsageError, counted, shown
-from llmcl.kernels.common.linear import FEW_ROWS
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.persistent import ListedStep
 from llmcl.kernels.common.sizes import prefill_chunk
@@ -23,13 +23,15 @@ from llmcl.models.adapters import AdapterSet
 from llmcl.models.attention_ops import ChunkAttention, RowAttention
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
+from llmcl.models.image_rows import ImageRows, PlacedImage, on_device
+from llmcl.models.image_steps import ImageSteps, step_starts
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
 from llmcl.models.layer_span import LayerSpan, whole_span
+from llmcl.models.prefill_launches import PrefillLaunches, prefill_sizes
 from llmcl.models.sequence import SequenceState, Step
 from llmcl.models.stack import decode_stack, head, last_token_launches, prefill_stack
 from llmcl.models.weights import ModelWeights
-from llmcl.ops.linear import prefill_bounds
 from llmcl.ops.logprobs import LogProb
 from llmcl.ops.sample import Sampler
 from llmcl.progress import READING, Progress
@@ -41,35 +43,6 @@ _log = logging.getLogger(__name__)
 
 LOGITS_CHUNK = 64
 PARTS = 8  # per prefill chunk, for progress reports
-
-
-@dataclass(frozen=True)
-class PrefillLaunches:
-    """Launches for steps of up to max_tokens tokens. See prefill_stack."""
-
-    max_tokens: int
-    ops: PrefillOps
-    every: BoundLaunches  # for all tokens
-    rest: list[Launch]  # for the tokens with logits
-
-    @property
-    def to_prepare(self) -> list[Launch]:
-        """Returns the launches whose kernels `prepare` compiles."""
-        return [*self.every.to_prepare, *self.rest]
-
-    def prepare(self) -> None:
-        """Compiles the kernels and creates their objects."""
-        self.every.prepare()
-        for launch in self.rest:
-            launch.prepare()
-
-
-def prefill_sizes(device: Device, weights: ModelWeights, most: int) -> list[tuple[int, int]]:
-    """Returns the step sizes for prefill launches, `most` last, each with max_rows for its products."""
-    bounds = prefill_bounds(device, weights.matrices)
-    # for a model whose steps are always short
-    last = next((rows for rows in bounds if most <= rows <= FEW_ROWS[-1]), 0)
-    return [*((rows, rows) for rows in bounds if rows < most), (most, last)]
 
 
 class Model:
@@ -146,6 +119,7 @@ class Model:
         self._last_token: list[Launch] = []
         if self.span.is_last and prompts:
             self._last_token = last_token_launches(self.layers, self.prefill_ops)
+        self._image_steps = ImageSteps(self.prefill_ops, weights, self.layers, self.span, self._bind_prefill, self.run)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
@@ -166,9 +140,11 @@ class Model:
         *,
         chunk: int | None = None,
         progress: Progress | None = None,
+        images: Sequence[PlacedImage] = (),
     ) -> None:
         """Appends token_ids to the sequence. Afterwards `act.logits` holds the last token's logits.
 
+        images: their rows replace the embeddings of their tokens; `first` counts from the first of token_ids.
         progress: called as the device proceeds. Without it the work is enqueued and the call returns at once.
 
         Raises ContextLengthError if the tokens do not fit, UsageError if one is outside the vocabulary.
@@ -176,7 +152,7 @@ class Model:
         self.check_makes_text()
         self.check_tokens(sequence, token_ids)
         self.adapt(sequence)
-        token_ids = self._to_read(sequence, token_ids)
+        token_ids = self._to_read(sequence, token_ids, images)
         chunk = min(chunk or self.chunk, self.chunk)
         for _ in self._prefill_steps(sequence, token_ids, chunk, progress, is_last=True):
             pass
@@ -185,13 +161,13 @@ class Model:
         if progress is not None:
             progress(READING, len(token_ids), len(token_ids))
 
-    def extend(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
+    def extend(self, sequence: SequenceState, token_ids: Sequence[int], *, images: Sequence[PlacedImage] = ()) -> None:
         """Appends token_ids, the beginning of a prompt, to the sequence without computing logits. Raises the errors of
         `prefill`.
         """
         self.check_tokens(sequence, token_ids)
         self.adapt(sequence)
-        for _ in self._prefill_steps(sequence, self._to_read(sequence, token_ids), self.chunk):
+        for _ in self._prefill_steps(sequence, self._to_read(sequence, token_ids, images), self.chunk):
             pass
 
     def decode(self, sequence: SequenceState) -> None:
@@ -244,21 +220,67 @@ class Model:
         self._compute_before(step, decodes=True)
         self.run(self.decode_launches_at(step.position))
 
-    def _to_read(self, sequence: SequenceState, token_ids: Sequence[int]) -> Sequence[int]:
-        """Returns the tokens to read: token_ids, after the sequence's own if the whole text gets other frequencies."""
+    def _to_read(
+        self, sequence: SequenceState, token_ids: Sequence[int], images: Sequence[PlacedImage] = ()
+    ) -> Sequence[int]:
+        """Returns the tokens to read: token_ids, after the sequence's own if the whole text gets other frequencies.
+
+        Adds the images to the sequence's.
+        """
+        all_images = self._with_images(sequence, token_ids, images)
         n_tokens = sequence.position + len(token_ids)
         if sequence.text_length is None or n_tokens > self.cache.frequencies_end(sequence):
             token_ids = [*sequence.token_ids, *token_ids]
             self.cache.choose_frequencies(sequence, n_tokens)
+        sequence.images = all_images
         return token_ids
+
+    def _with_images(
+        self, sequence: SequenceState, token_ids: Sequence[int], images: Sequence[PlacedImage]
+    ) -> list[PlacedImage]:
+        """Returns the images of the sequence followed by token_ids with `images`. Raises UsageError if it can't be."""
+        if not images:
+            return sequence.images
+        end = 0
+        for placed in images:
+            if not end <= placed.first < placed.end <= len(token_ids):
+                raise UsageError(
+                    f"an image has the tokens {placed.first} to {placed.end - 1} of {len(token_ids)}; expected tokens "
+                    f"from {end} on, inside the prompt and in order"
+                )
+            self.check_image(placed.image)
+            end = placed.end
+        before, n = sequence.images, sequence.position
+        return [*before, *(replace(each, first=each.first + n, token=token_ids[each.first]) for each in images)]
+
+    def check_image(self, image: ImageRows) -> None:
+        """Raises UsageError for an image that the model cannot read."""
+        nbytes = 4 * self.config.hidden_size * (image.start + image.n)
+        if image.rows.nbytes < nbytes:
+            raise UsageError(
+                f"an image's {counted(image.n, 'row')} fill {image.rows.nbytes} bytes; expected {nbytes}, "
+                f"{self.config.hidden_size} float32 values each"
+            )
+        if len(image.deepstack) >= len(self.layers):
+            raise UsageError(
+                f"an image has rows for {counted(len(image.deepstack), 'layer')} (deepstack), the model "
+                f"{counted(len(self.layers), 'layer')} on its first device; expected fewer"
+            )
+        if image.grid is not None and not self.config.rope_axes:
+            raise UsageError("an image has positions on several axes; the model's configuration has none")
+        if image.grid is not None and prod(image.grid) != image.n:
+            raise UsageError(f"an image of {image.grid[0]} x {image.grid[1]} has {image.n} rows")
+        if image.two_way and image.n > self.chunk:
+            raise UsageError(f"an image has {counted(image.n, 'token')}; a step reads at most {self.chunk}")
 
     def _reread(self, sequence: SequenceState) -> None:
         """Reads the sequence again if its next token, which the device holds, changes the rotary frequencies."""
         if sequence.position < self.cache.frequencies_end(sequence):
             return
-        ids = [*sequence.token_ids]
+        ids, images = [*sequence.token_ids], [*sequence.images]
         token = self.device.read(self.step.tokens, np.int32, (1,))
         self.cache.choose_frequencies(sequence, len(ids) + 1)
+        sequence.images = images
         self.extend(sequence, ids)
         self.step.write_tokens(token, len(ids))
 
@@ -271,7 +293,8 @@ class Model:
         self.cache.prepare(self.step, step.sequence, n_tokens)
         self.cache.advance(step.sequence, n_tokens)
         if step.token_ids is not None:
-            self.step.write_tokens(step.token_ids, step.position)
+            ids = on_device(step.token_ids, step.sequence.images, step.position)
+            self.step.write_tokens(ids, step.position)
         self.step_position = step.position
 
     @property
@@ -310,7 +333,7 @@ class Model:
 
         last: the answer's newest token, not yet in the cache.
         """
-        self.sampler.remember(sequence.token_ids)
+        self.sampler.remember(on_device(sequence.token_ids, sequence.images, 0))
         if sequence.sampling.counts_tokens:
             self.sampler.count(sequence.answer(last))
         self.sampler.configure(sequence.sampling, mu=sequence.mu)
@@ -320,7 +343,7 @@ class Model:
     def remember_text(self, sequence: SequenceState) -> None:
         """Gives DRY the tokens in the cache. Call it when a prompt was read and before the answer begins."""
         if sequence.sampling.repels:
-            self.sampler.dry.remember(sequence.token_ids)
+            self.sampler.dry.remember(on_device(sequence.token_ids, sequence.images, 0))
 
     def sample(self, sequence: SequenceState) -> Callable[[], int]:
         """Samples the next token from `act.logits` and makes it the device's next input.
@@ -386,15 +409,24 @@ class Model:
             launches = [launch for launch in launches if launch.first_position <= position]
         return launches
 
-    def logits(self, sequence: SequenceState, token_ids: Sequence[int]) -> np.ndarray:
-        """Returns every position's logits, float32 [n, vocab], for evaluation. Appends the tokens to the sequence."""
+    def logits(
+        self, sequence: SequenceState, token_ids: Sequence[int], *, images: Sequence[PlacedImage] = ()
+    ) -> np.ndarray:
+        """Returns every position's logits, float32 [n, vocab], for evaluation. Appends the tokens to the sequence.
+
+        images: as in `prefill`.
+        """
+        chunks = self.logit_chunks(sequence, token_ids, images=images)
         vocab = self.config.vocab_size
-        return np.concatenate(
-            [self.device.read(buffer, np.float32, (n, vocab)) for buffer, n in self.logit_chunks(sequence, token_ids)]
-        )
+        return np.concatenate([self.device.read(buffer, np.float32, (n, vocab)) for buffer, n in chunks])
 
     def logit_chunks(
-        self, sequence: SequenceState, token_ids: Sequence[int], *, skip: int = 0
+        self,
+        sequence: SequenceState,
+        token_ids: Sequence[int],
+        *,
+        skip: int = 0,
+        images: Sequence[PlacedImage] = (),
     ) -> Iterator[tuple[Buffer, int]]:
         """Appends token_ids to the sequence. Yields (logits float32 [n, vocab] on the device, n) for the tokens after
         the first `skip`, at most LOGITS_CHUNK at a time. Each step reuses the buffer, so read it before the next step.
@@ -403,22 +435,26 @@ class Model:
         self.adapt(sequence)
         rows, (buffer, launches) = self.logit_rows, self._bound_for_all_logits()
         self.check_tokens(sequence, token_ids)
-        ids = self._to_read(sequence, token_ids)
+        ids = self._to_read(sequence, token_ids, images)
         skip += len(ids) - len(token_ids)
         for _ in self._prefill_steps(sequence, ids[:skip], self.chunk):
             pass
         for step in self._prefill_steps(sequence, ids[skip:], rows):
-            self.run((*self._prefill_for(rows).rest, *launches), step.n_tokens)
+            bound = self._bound_for(step) if step.images else self._prefill_for(rows)
+            self.run((*bound.rest, *launches), step.n_tokens)
             yield buffer, step.n_tokens
 
-    def rows_of(self, sequence: SequenceState, token_ids: Sequence[int]) -> Iterator[int]:
+    def rows_of(
+        self, sequence: SequenceState, token_ids: Sequence[int], *, images: Sequence[PlacedImage] = ()
+    ) -> Iterator[int]:
         """Appends token_ids to the sequence. Yields the tokens of each step, whose rows after the last layer are then
         in `act.x`. Raises the errors of `prefill`.
         """
         self.check_tokens(sequence, token_ids)
         self.adapt(sequence)
+        sequence.images = self._with_images(sequence, token_ids, images)
         for step in self._prefill_steps(sequence, token_ids, self.chunk):
-            self.run(self._prefill_for(step.n_tokens).rest, step.n_tokens)
+            self.run(self._bound_for(step).rest, step.n_tokens)
             yield step.n_tokens
 
     @property
@@ -457,8 +493,8 @@ class Model:
         """
         borders = self.cache.borders(sequence, len(token_ids), is_last=is_last)
         # The step that crosses the last border takes the snapshot itself.
-        starts = sorted({*range(0, len(token_ids), chunk), *borders[:-1]})
-        for start, end in pairwise([*starts, len(token_ids)]):
+        starts = {*range(0, len(token_ids), chunk), *borders[:-1]}
+        for start, end in pairwise([*step_starts(sequence, starts, len(token_ids)), len(token_ids)]):
             if start in borders:
                 self.cache.snapshot(sequence)
             ids = token_ids[start:end]
@@ -469,6 +505,7 @@ class Model:
             kept = [*sequence.token_ids, *ids[:passed]]
             slot = self.cache.begin_snapshot(self.step, kept, passed)
             self._compute_before(step, decodes=False)
+            launches = self.place_images(step, launches)
             if progress is None:
                 self.run(launches, len(ids))
             else:
@@ -479,23 +516,37 @@ class Model:
             sequence.token_ids.extend(ids)
             yield step
 
-    def _bind_prefill(self, most: int) -> Iterator[PrefillLaunches]:
+    def _bind_prefill(
+        self, most: int, ops_for_all: PrefillOps | None = None, *, persistent: bool = True
+    ) -> Iterator[PrefillLaunches]:
+        """ops_for_all: None for `prefill_ops`."""
         for rows, few in prefill_sizes(self.device, self.weights, most):
-            ops = replace(self.prefill_ops, max_rows=few)
+            ops = replace(ops_for_all or self.prefill_ops, max_rows=few)
             every, rest = prefill_stack(self.weights, self.layers, ops)
+            n_embed = len(ops.embed(self.weights.embedding))
             listed = ListedStep(every, self.step, self.cache.max_context, few)
-            few_launches = bool(few) and self._persistent
+            few_launches = bool(few) and self._persistent and persistent
             bound = BoundLaunches(self.device, listed, persistent=few_launches, for_few_rows=True)
-            yield PrefillLaunches(rows, ops, bound, rest)
+            yield PrefillLaunches(rows, ops, bound, rest, n_embed)
 
     def bind_prompts(self, rows: int) -> None:
         """Binds launches for a batch's model, whose prompts use other launches, for steps of up to `rows` tokens."""
         if not self._prefill:
             self._prefill = list(self._bind_prefill(rows))
+            if self.span.is_last:
+                self._last_token = last_token_launches(self.layers, self.prefill_ops)
 
     def launches_for(self, n_tokens: int, progress: Progress | None = None) -> Sequence[Launch]:
         """Returns the launches that every one of n_tokens prompt tokens needs."""
         return self._prefill_for(n_tokens, progress).every.launches
+
+    def place_images(self, step: Step, launches: Sequence[Launch]) -> Sequence[Launch]:
+        """Returns the launches still to run for the step's tokens: all of them without an image."""
+        return self._image_steps.begin(step, self._bound_for(step)) if step.images else launches
+
+    def _bound_for(self, step: Step) -> PrefillLaunches:
+        two_way = any(placed.image.two_way for placed in step.images)
+        return self._image_steps.bound_two_way(step) if two_way else self._prefill_for(step.n_tokens)
 
     def _prefill_for(self, n_tokens: int, progress: Progress | None = None) -> PrefillLaunches:
         bound = next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
@@ -558,7 +609,7 @@ class Model:
     def check_tokens(self, sequence: SequenceState, token_ids: Sequence[int]) -> None:
         if len(token_ids) == 0:
             raise UsageError("the prompt has no tokens; expected at least one")
-        self.check_vocabulary(token_ids)
+        self.check_vocabulary(on_device(token_ids, sequence.images, sequence.position))
         if sequence.position + len(token_ids) > self.cache.max_context:
             raise ContextLengthError(
                 f"{counted(len(token_ids), 'token')} after {sequence.position} in the cache would exceed the context "

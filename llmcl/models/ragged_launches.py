@@ -11,7 +11,8 @@ from llmcl.kernels.common.ragged_step import RaggedStep, Run
 from llmcl.models.activations import Activations
 from llmcl.models.attention_ops import RaggedAttention, RowAttention
 from llmcl.models.layer_ops import PrefillOps
-from llmcl.models.model import Model, prefill_sizes
+from llmcl.models.model import Model
+from llmcl.models.prefill_launches import prefill_sizes
 from llmcl.models.stack import after_kept, head, until_kept
 from llmcl.runtime.device import Buffer, Device, Launch
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from llmcl.checkpoint.lora import NO_ADAPTERS, AdapterChoice
+from llmcl.models.image_rows import PlacedImage
 from llmcl.ops.sample import SamplingParams
 
 
@@ -19,6 +20,7 @@ class SequenceState:
 
     cache_key: object  # identifies the sequence to its cache
     token_ids: list[int] = field(default_factory=list)  # tokens whose keys and values are in the cache
+    images: list[PlacedImage] = field(default_factory=list)  # in order; their rows replace the embeddings of tokens
     pages: list[int] = field(default_factory=list)  # page table; empty for a contiguous cache
     text_length: int | None = None  # length that chose the rotary frequencies, see `KVCache.choose_frequencies`
     adapters: AdapterChoice = NO_ADAPTERS  # its keys and values are of no use to texts with others, see `KVCache.adapt`
@@ -48,6 +50,12 @@ class Step:
     @property
     def n_tokens(self) -> int:
         return 1 if self.token_ids is None else len(self.token_ids)
+
+    @property
+    def images(self) -> list[PlacedImage]:
+        """Returns the images that have tokens in the step."""
+        end = self.position + self.n_tokens
+        return [placed for placed in self.sequence.images if placed.first < end and placed.end > self.position]
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from llmcl.errors import UsageError
 from llmcl.kernels.common.step_state import StepState
+from llmcl.models.image_rows import on_device
 from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 from llmcl.ops.sample import Sampler, SamplingParams
@@ -78,11 +79,11 @@ class Slots:
         """
         params, slot = sequence.sampling, self._slots[sequence]
         if params.repeat_penalty != 1:
-            self._sampler.remember(sequence.token_ids, slot)
+            self._sampler.remember(on_device(sequence.token_ids, sequence.images, 0), slot)
         if params.counts_tokens:
             self._sampler.count(sequence.answer(last), slot)
         if params.repels:
-            self._sampler.dry.remember(sequence.token_ids, slot)
+            self._sampler.dry.remember(on_device(sequence.token_ids, sequence.images, 0), slot)
         self._ready.add(sequence)
 
     def enter(self, sequence: SequenceState) -> None:

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
 from llmcl.kernels.common.weight import Weight
@@ -51,6 +53,21 @@ def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterat
         yield from block.keep(of_block if i < last else of_block.keeping_last())
         if i < last:
             yield from block.add(of_block)
+
+
+def until_kept_by_layer(weights: ModelWeights, layers: Layers, ops: PrefillOps, n_layers: int) -> list[list[Launch]]:
+    """Divides `until_kept` into the embedding, each of the first n_layers layers, and the rest. After each part `x`
+    alone holds the result.
+    """
+    last, ends = _keeper(layers), np.cumsum([len(blocks) for blocks in layers[:n_layers]]).tolist()
+    parts = [list(_embed(weights, ops)), []]
+    for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
+        of_block = ops if i + 1 in ends else of_block
+        parts[-1] += block.keep(of_block if i < last else of_block.keeping_last())
+        parts[-1] += block.add(of_block) if i < last else ()
+        if i + 1 in ends:
+            parts.append([])
+    return parts
 
 
 def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:

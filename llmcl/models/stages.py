@@ -110,6 +110,8 @@ class StagedModel(Model):
         for stage, gap in zip(self.before, self.gaps, strict=True):
             stage.step_position = step.position
             launches = stage.decode_launches_at(step.position) if decodes else stage.launches_for(n)
+            if not decodes:
+                launches = stage.place_images(step, launches)
             gap.run(partial(stage.run, launches, n), n)
 
     @property

@@ -344,6 +344,11 @@ class Device:
         self.fill(buffer, np.uint32(0))
         return buffer
 
+    def copy_part(self, source: Buffer, target: Buffer, nbytes: int, *, at: int = 0, into: int = 0) -> None:
+        """Copies nbytes from byte `at` of a buffer to byte `into` of another. Does not wait."""
+        with named_errors(f"copying {nbytes:,} bytes of {source.name} to {target.name}"):
+            cl.enqueue_copy(self.queue, target.cl, source.cl, byte_count=nbytes, src_offset=at, dst_offset=into)
+
     def fill(
         self, buffer: Buffer, pattern: np.generic | np.ndarray, offset_bytes: int = 0, nbytes: int | None = None
     ) -> None:

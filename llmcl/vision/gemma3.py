@@ -78,7 +78,7 @@ def _vision(files: VisionFiles, settings: SiglipSettings, normalizer: Normalizer
         settings.eps,
     )
     processor = Gemma3Processor(normalizer, settings.tile, settings.n_rows)
-    return Vision(processor, SiglipTower(settings, tensors, projector), see_each_other=True)
+    return Vision(processor, SiglipTower(settings, tensors, projector, two_way=True))
 
 
 # SiglipVisionConfig's defaults in transformers.

@@ -43,6 +43,7 @@ class GridSettings:
     column_frequencies: np.ndarray  # float32 [head / 4]: radians per patch to the right
     window: int = 0  # patches per side of an attention window, 0: none
     full_layers: frozenset[int] = frozenset()  # with windows: the layers without them
+    by_line: bool = False  # a token ends each row of cells, so each is an ImageRows, with positions as text
 
     @property
     def head(self) -> int:
@@ -168,13 +169,17 @@ class GridTower:
 
     def rows(self, pixels: Pixels) -> list[ImageRows]:
         """Computes the rows for float32 patches [n, 3 patch^2], in `cell_order`."""
-        grid, cell = pixels.grids[0], self.settings.cell
+        cell, by_line = self.settings.cell, self.settings.by_line
+        grid = (len(pixels.grids), pixels.grids[0][1]) if by_line else pixels.grids[0]
         if self._plan is None or self._plan.grid != grid:
             self._plan = None
             self._plan = _Plan(self.device, self.settings, self.weights, grid)
         n = grid[0] * grid[1]
         rows, *deepstack = self._plan.run(pixels.values)
         assert len(pixels.values) == n * cell**2
+        if by_line:
+            lines = range(0, n, grid[1])
+            return [ImageRows(rows, grid[1], pixels.digest + line.to_bytes(4, "little"), start=line) for line in lines]
         return [ImageRows(rows, n, pixels.digest, grid, tuple(deepstack))]
 
 

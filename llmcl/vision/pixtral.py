@@ -55,7 +55,7 @@ class PixtralProcessor:
         values = cut(self.normalizer.values(resized), self.patch, self.cell)
         digest = hashlib.sha256(repr(grid).encode() + values.tobytes()).digest()
         text = "[IMG_BREAK]".join([self.image_token * grid[1]] * grid[0]) + "[IMG_END]"
-        return Pixels(values, [grid], text, digest)
+        return Pixels(values, [(1, grid[1])] * grid[0], text, digest)
 
 
 def from_folder(files: VisionFiles) -> Vision:
@@ -86,6 +86,7 @@ def from_folder(files: VisionFiles) -> Vision:
         cell=config.size("spatial_merge_size", 64, default=2),
         row_frequencies=frequencies[0::2],
         column_frequencies=frequencies[1::2],
+        by_line=True,
     )
     name = "vision.patch_conv.weight"
     patch = tensors.array(name, hidden, CHANNELS, settings.patch, settings.patch)

@@ -185,8 +185,11 @@ class SiglipTower:
     projector. Heads are padded with zeros to a multiple of 16 columns.
     """
 
-    def __init__(self, settings: SiglipSettings, tensors: VisionTensors, projector: Projector):
+    def __init__(
+        self, settings: SiglipSettings, tensors: VisionTensors, projector: Projector, *, two_way: bool = False
+    ):
         self.settings, self.device = settings, tensors.device
+        self._two_way = two_way
         device, hidden, side = self.device, settings.hidden, settings.side
         self._order = patch_order(side, settings.cell)
         name = "vision.embeddings"
@@ -224,7 +227,7 @@ class SiglipTower:
             launch.enqueue(n_rows)
         rows = device.alloc(self._out.nbytes, "image rows")
         device.copy(self._out, rows)
-        return ImageRows(rows, n_rows, hashlib.sha256(tile.tobytes()).digest())
+        return ImageRows(rows, n_rows, hashlib.sha256(tile.tobytes()).digest(), two_way=self._two_way)
 
     @property
     def _head_dim(self) -> int:

@@ -45,4 +45,3 @@ class Vision:
 
     processor: Processor
     tower: Tower
-    see_each_other: bool = False  # attention inside an image goes both ways (Gemma 3)

@@ -140,6 +140,7 @@ CONFIGS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "qwen2_5_vl": ("qwen2_5_vl", {"text_config": SIZES | {"rope_scaling": AXES, "head_dim": None}}),
     "qwen2_vl": ("qwen2_vl", {"text_config": SIZES | {"rope_scaling": AXES, "head_dim": None}}),
+    "smolvlm": ("smolvlm", {"text_config": SIZES | {"model_type": "llama"}}),
     "mistral3 that says nothing of its head": ("mistral3", {"text_config": SIZES | {"model_type": "mistral"}}),
     "mistral3 around ministral3": ("mistral3", {"text_config": SIZES | {"model_type": "ministral3"}}),
     "mistral3 whose text part contradicts it": (

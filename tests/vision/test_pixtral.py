@@ -74,12 +74,13 @@ def test_a_folder(device: Device, tmp_path: Path, bias: bool) -> None:
         PICTURES, inputs["pixel_values"], inputs["image_sizes"], expected, strict=True
     ):
         pixels = vision.processor.pixels(picture)
-        assert pixels.grids == [(height // 12, width // 12)]
+        assert pixels.grids == [(1, width // 12)] * (height // 12)
         cells = pixels.values.reshape(height // 12, width // 12, 2, 2, 3, 6, 6)
         laid_out = cells.transpose(4, 0, 2, 5, 1, 3, 6).reshape(3, height, width)
         np.testing.assert_allclose(laid_out, np.asarray(whole)[:, :height, :width], atol=1e-6)
         row = "[IMG]" * (width // 12) + "[IMG_BREAK]"
         assert pixels.text == (row * (height // 12)).removesuffix("[IMG_BREAK]") + "[IMG_END]"
-        [image] = vision.tower.rows(pixels)
-        actual = device.read(image.rows, np.float32, (image.n, 48))
+        lines = vision.tower.rows(pixels)
+        assert [(line.n, line.start) for line in lines] == [(width // 12, i * (width // 12)) for i in range(len(lines))]
+        actual = device.read(lines[0].rows, np.float32, (sum(line.n for line in lines), 48))
         assert relative_error(actual, rows.numpy()) < 1e-4
