@@ -46,6 +46,31 @@ PREPROCESSING: dict[str, dict[str, Any]] = {
     },
 }
 PREPROCESSING["idefics3"] = PREPROCESSING["smolvlm"]
+PREPROCESSING["qwen2_5_vl"] = {"size": {"shortest_edge": 12 * 12 * 4, "longest_edge": 12 * 12 * 40}, "patch_size": 6}
+PREPROCESSING["qwen3_vl"] = PREPROCESSING["qwen2_5_vl"]
+PREPROCESSING["mistral3"] = {"size": {"longest_edge": 96}}
+QWEN_TOWER = {
+    "depth": 2,
+    "hidden_size": 96,
+    "num_heads": 4,
+    "intermediate_size": 136,
+    "out_hidden_size": TEXT["hidden_size"],
+    "patch_size": 6,
+    "window_size": 24,
+    "fullatt_block_indexes": [1],
+}
+QWEN3_TOWER = {
+    "depth": 3,
+    "hidden_size": 96,
+    "num_heads": 4,
+    "intermediate_size": 160,
+    "out_hidden_size": TEXT["hidden_size"],
+    "patch_size": 6,
+    "num_position_embeddings": 49,
+    "deepstack_visual_indexes": [0, 2],
+}
+PIXTRAL_TOWER = TOWER | {"model_type": "pixtral", "intermediate_size": 136, "image_size": 96, "hidden_act": "silu"}
+AXES = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}
 
 
 @cache
@@ -54,13 +79,29 @@ def random_model(model_type: str) -> Any:
     import torch
     import transformers
 
-    text = {"model_type": "gemma3_text" if model_type == "gemma3" else "llama", **TEXT}
-    image_token = {"image_token_id": 300}
+    kinds = {
+        "gemma3": "gemma3_text",
+        "qwen2_5_vl": "qwen2_5_vl_text",
+        "qwen3_vl": "qwen3_vl_text",
+        "mistral3": "mistral",
+    }
+    text: dict[str, Any] = {"model_type": kinds.get(model_type, "llama"), **TEXT}
+    tower, more = TOWER, {"image_token_id": 300}
     if model_type == "gemma3":
-        image_token = {"image_token_index": 300, "mm_tokens_per_image": 16}
+        more = {"image_token_index": 300, "mm_tokens_per_image": 16}
+    elif model_type == "qwen2_5_vl":
+        # heads as transformers has them: as wide as the hidden size together
+        text |= {"num_attention_heads": 3, "head_dim": 16, "rope_parameters": AXES}
+        tower = QWEN_TOWER
+    elif model_type == "qwen3_vl":
+        rope = AXES | {"mrope_section": [3, 3, 2], "mrope_interleaved": True}
+        text |= {"num_hidden_layers": 3, "rope_parameters": rope}
+        tower = QWEN3_TOWER
+    elif model_type == "mistral3":
+        tower, more = PIXTRAL_TOWER, {"image_token_index": 300}
     else:
-        image_token["scale_factor"] = 2
-    config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=TOWER, **image_token)
+        more["scale_factor"] = 2
+    config = transformers.AutoConfig.for_model(model_type, text_config=text, vision_config=tower, **more)
     torch.manual_seed(5)
     model = transformers.AutoModelForImageTextToText.from_config(config).eval()
     with torch.no_grad():

@@ -16,6 +16,7 @@ from llmcl.checkpoint.lora import NO_ADAPTERS, Adapter, AdapterChoice
 from llmcl.engine.dry_breakers import with_breakers
 from llmcl.engine.engine_metrics import EngineMetrics, StepTotals
 from llmcl.engine.generation import AnswerOptions, Generation, Piece, PieceWriter, answer_options, token_budget
+from llmcl.engine.images import images_of
 from llmcl.engine.leases import RECHECK_S, Leases
 from llmcl.engine.matching import Compiled
 from llmcl.engine.message_parts import Picture
@@ -29,6 +30,7 @@ from llmcl.engine.worker import Answering, End, Worker, nothing
 from llmcl.errors import ContextLengthError, LlmclError, UsageError, check_whole, shown
 from llmcl.models import prefix_file
 from llmcl.models.adapters import AdapterSet
+from llmcl.models.image_rows import PlacedImage, keyed
 from llmcl.models.model import Model
 from llmcl.ops.logprobs import check_alternatives
 from llmcl.ops.sample import WHOLE
@@ -121,7 +123,7 @@ class Engine:
     ):
         """leave: called with batch and drafts when the engine has ended, unless the device failed."""
         self._llm = llm
-        made: list[tuple[int, Worker]] = []  # not `self`: the lease may live until the process ends
+        made: list[tuple[int, int, Worker]] = []  # not `self`: the lease may live until the process ends
         name, vocab_size = llm.model_name, llm.model.config.vocab_size
 
         def hold() -> Iterator[None]:
@@ -144,13 +146,13 @@ class Engine:
             )
             loop = StepLoop(batch, scheduler, make_drafts())
             worker = Worker(loop, name, vocab_size, partial(leave, batch, make_drafts))
-            made.append((scheduler.max_context, worker))
+            made.append((scheduler.max_context, batch.cell_tokens, worker))
             return _until_closed(worker)
 
         self._lease = llm.leases.begin(hold, wait=wait, kept=True)
         next(self._lease)
         finalize(self, self._lease.end)  # if nobody calls close
-        ((self.max_context, self._worker),) = made
+        ((self.max_context, self._cell_tokens, self._worker),) = made
 
     # ---- requests -----------------------------------------------------------------------------------
 
@@ -237,9 +239,21 @@ class Engine:
                 f"the prompt has {len(ids)} tokens, the engine room for {self.max_context}; shorten the prompt, or "
                 "open the engine with a larger max_context or more pages (kv_pages)"
             )
+        if images_of(ids):
+            self._check_images(images_of(ids), prompt_logprobs)
         grammar = self._llm.compiled(answer)
         adapters, is_shown = self._llm.model.adapters.choice(answer.lora), is_chat(prompt, raw=raw)
         return Question(ids, answer, int(priority), grammar, prompt_logprobs, is_shown, adapters)
+
+    def _check_images(self, images: Sequence[PlacedImage], prompt_logprobs: int | None) -> None:
+        """Raises UsageError for images that the engine cannot read as asked."""
+        if prompt_logprobs is not None:
+            raise UsageError("prompt_logprobs is for prompts of text; leave the images out, or prompt_logprobs")
+        if self._cell_tokens and any(placed.image.two_way for placed in images):
+            raise UsageError(
+                "the model reads an image at once, which batch_invariant (--batch-invariant) would divide; leave one "
+                "of the two out"
+            )
 
     def ask(self, question: Question) -> Request:
         """Begins the answer to a checked request."""
@@ -283,7 +297,8 @@ class Engine:
     ) -> Answering:
         """Begins an answer: `give` receives the pieces and then the End. wake: see Answering."""
         driver_calls.check()
-        prompt, options, llm, worker = question.prompt_token_ids, question.options, self._llm, self._worker
+        options, llm, worker = question.options, self._llm, self._worker
+        prompt, images = keyed(question.prompt_token_ids, images_of(question.prompt_token_ids))
         n_tokens = token_budget(self.max_context, len(prompt), options.max_tokens)
         tokenizer = llm.tokenizer if llm.has_tokenizer else None
         matcher = None if question.grammar is None else question.grammar.matcher()
@@ -296,6 +311,7 @@ class Engine:
             prompt_logprobs=question.prompt_logprobs,
             processor=options.logits_processor,
             adapters=question.adapters,
+            images=images,
         )
         recorder, device, load_ms = Recorder(len(prompt)), llm.device, llm.load_ms
 

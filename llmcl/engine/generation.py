@@ -22,6 +22,7 @@ from llmcl.errors import (
     check_whole,
     shown,
 )
+from llmcl.models.image_rows import PlacedImage, not_inside, on_device
 from llmcl.models.kv_cache import common_prefix
 from llmcl.models.model import Model
 from llmcl.models.no_token import why_no_token
@@ -158,6 +159,7 @@ def token_ids(
     params: SamplingParams,
     max_tokens: int,
     *,
+    images: Sequence[PlacedImage] = (),
     progress: Progress | None = None,
     on_decode: Callable[[], None] = lambda: None,
     on_arrival: Callable[[], None] = lambda: None,
@@ -176,12 +178,14 @@ def token_ids(
     enqueued, on_logprob before a token is yielded if log-probabilities are wanted, on_arrival before each token except
     tokens that arrived together with the token before.
 
+    images: in the prompt, whose ids are keyed (`image_rows.keyed`).
     speculation: a step may then verify drafted tokens. The ids are the same, but several come at once.
     matcher: says which tokens may come next, from the answer's first token on. A token is chosen after the host has
     read the token before and computed the mask. The device computes the step meanwhile, since the step itself does not
     need the mask. processor: likewise; it gets the step's logits.
     """
-    model.cache.truncate(sequence, reusable_prefix(sequence, prompt))
+    model.cache.truncate(sequence, not_inside(images, reusable_prefix(sequence, prompt)))
+    sequence.images = [*images]
     sequence.sampling, sequence.n_sampled, sequence.mu = params, 0, None
     model.start_sampling(sequence)
     speculation.begin(prompt, params)
@@ -277,7 +281,7 @@ def _sample(
         model.device.flush()  # the device computes the step while the host computes the mask
         model.sampler.bias.allow({0: matcher.mask()})
     if processor is not None:
-        process_logits(model, 0, processor, [*sequence.token_ids, *last])
+        process_logits(model, 0, processor, [*on_device(sequence.token_ids, sequence.images, 0), *last])
     wait = model.sample(sequence)
     return _sampled(model, sequence, lambda: [wait()], on_logprob)
 
@@ -386,6 +390,7 @@ def pieces(
     prompt: Sequence[int],
     options: AnswerOptions,
     *,
+    images: Sequence[PlacedImage] = (),
     load_ms: float = 0.0,
     progress: Progress | None = None,
     speculation: Speculation = NO_SPECULATION,
@@ -437,6 +442,7 @@ def pieces(
         prompt,
         params,
         options.max_tokens,
+        images=images,
         progress=progress,
         on_decode=on_decode,
         on_arrival=on_arrival,

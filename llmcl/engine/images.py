@@ -39,14 +39,6 @@ def images_of(prompt: Sequence[int]) -> tuple[PlacedImage, ...]:
     return prompt.images if isinstance(prompt, PromptWithImages) else ()
 
 
-def check_without_images(prompt: Sequence[int]) -> None:
-    """Raises UsageError for a prompt with images: no step takes rows yet, so the model would not see them."""
-    if images_of(prompt):
-        raise UsageError(
-            "images can be prepared, but the model cannot read them yet; leave the images out of the prompt"
-        )
-
-
 def placed_images(images: Sequence[object]) -> list[PlacedImage]:
     """Returns the images for a prompt of token ids. Raises UsageError for pictures, whose places are unknown."""
     placed = [image for image in images if isinstance(image, PlacedImage)]
@@ -73,7 +65,8 @@ class _Image:
     @property
     def n_bytes(self) -> int:
         on_host = 0 if self.pixels is None else self.pixels.values.nbytes
-        return on_host + sum(buffer.nbytes for each in self.rows for buffer in (each.rows, *each.deepstack))
+        buffers = {id(buffer): buffer for each in self.rows for buffer in (each.rows, *each.deepstack)}
+        return on_host + sum(buffer.nbytes for buffer in buffers.values())
 
 
 class Images:

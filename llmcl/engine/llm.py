@@ -13,7 +13,7 @@ from llmcl.engine.chat import Chat
 from llmcl.engine.embedding import Embedder, TextReader, check_dimensions, chosen_pooling, shortened
 from llmcl.engine.engine import MAX_ANSWERS, MAX_SEQUENCES, PAGE_TOKENS, Engine, Question
 from llmcl.engine.generation import AnswerOptions, Begin, Generation, Piece, answer_options, collect, is_last, pieces
-from llmcl.engine.images import check_without_images
+from llmcl.engine.images import images_of
 from llmcl.engine.kept_batch import BatchSizes, KeptBatch, ReadyBatch
 from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.lora_adapters import LoraAdapters
@@ -34,6 +34,7 @@ from llmcl.errors import (
     shown,
 )
 from llmcl.models.batch import Batch, make_batch
+from llmcl.models.image_rows import keyed
 from llmcl.models.model import Model
 from llmcl.models.no_token import check_logits
 from llmcl.models.sequence import SequenceState
@@ -171,19 +172,21 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
             if asked is not ids:
                 self.check_prompt(asked)
             self.model.cache.adapt(sequence or self.sequence, adapters)
+            text, images = keyed(asked, images_of(asked))
             if sequence is None:
                 self.clear()
             else:
-                self.model.cache.share_prefix(sequence, asked)
+                self.model.cache.share_prefix(sequence, text)
             return pieces(
                 self.model,
                 self._tokenizer,
                 sequence or self.sequence,
-                asked,
+                text,
                 options,
+                images=images,
                 load_ms=self.load_ms,
                 progress=progress,
-                speculation=NO_SPECULATION if adapters else self.speculation,
+                speculation=NO_SPECULATION if adapters or images else self.speculation,
                 matcher=None if compiled is None else compiled.matcher(),
                 shown=begin is not None or is_chat(prompt, raw=raw),
             )
@@ -205,7 +208,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
     def check_prompt(self, ids: list[int]) -> None:
         """Raises UsageError or ContextLengthError if the token ids cannot be a prompt."""
         self.model.check_makes_text()
-        check_without_images(ids)
+        self.check_images(ids)
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(ids) > self.max_context:
@@ -214,6 +217,11 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
                 "context (--ctx-size, max_context)"
             )
         self.model.check_vocabulary(ids)
+
+    def check_images(self, ids: Sequence[int]) -> None:
+        """Raises UsageError for an image in the prompt that the model cannot read."""
+        for placed in images_of(ids):
+            self.model.check_image(placed.image)
 
     @overload
     def generate(self, prompt: Prompt, **options: Unpack[AnswerSettings]) -> Generation: ...  # type: ignore[overload-overlap]
@@ -359,12 +367,13 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         """
         if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
-        check_without_images(token_ids)
-        ids = list(token_ids)
+        self.check_images(token_ids)
+        ids, images = keyed(token_ids, images_of(token_ids))
 
         def work() -> np.ndarray:
             self.adapt_to_defaults()
             self.clear()
+            self.sequence.images = images
             logits = self.model.logits(self.sequence, ids)
             check_logits(self.model, self.sequence, logits)
             return logits

@@ -19,6 +19,7 @@ from llmcl.checkpoint.lora import NO_ADAPTERS, AdapterChoice
 from llmcl.engine.logits_processor import LogitsProcessor
 from llmcl.engine.matching import TokenMatcher
 from llmcl.errors import UsageError, counted
+from llmcl.models.image_rows import PlacedImage, not_inside
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState, StepCount
 from llmcl.ops.logprobs import LogProb
@@ -48,6 +49,7 @@ class Job:
     prompt_logprobs: int | None = None  # alternatives per prompt token; None: prompt log-probabilities are not wanted
     processor: LogitsProcessor | None = None  # changes the logits before each token is chosen
     adapters: AdapterChoice = NO_ADAPTERS
+    images: Sequence[PlacedImage] = ()  # in the prompt, whose ids are keyed (`image_rows.keyed`)
     outgrown: bool = False  # to be read again with the rotary frequencies of longer texts
     preempted: SequenceState | None = None  # the sequence before a preemption, with mirostat's state
     scored: list[LogProb | None] = field(init=False)  # log-probabilities of the prompt's tokens
@@ -57,8 +59,9 @@ class Job:
 
     @property
     def drafts(self) -> bool:
-        """Whether a step may verify a draft: it has no masks, no processors and no adapters."""
-        return self.matcher is None and self.processor is None and not self.adapters and self.params.takes_drafts
+        """Whether a step may verify a draft: it has no masks, no processors, no adapters and no images."""
+        plain = self.matcher is None and self.processor is None and not self.adapters and not self.images
+        return plain and self.params.takes_drafts
 
     @property
     def n_scored(self) -> int:
@@ -224,6 +227,8 @@ class Scheduler:
                     room = -job.sequence.position % self.cache.page_tokens + free * self.cache.page_tokens
                     n_rows = self._chunk(job.sequence, unread, min(n_rows, room))
                     needed = self.cache.missing_pages(job.sequence, n_rows)
+                    if needed > free:  # an image
+                        n_rows = 0
                     break
                 self._preempt(youngest)
                 if youngest is job:
@@ -262,6 +267,9 @@ class Scheduler:
                 self.cache.share_pages(sequence, text, self.cell_tokens or 1)
             elif self.cell_tokens:
                 sequence.n_findable = 0  # read by different kernels than other prompts
+            if job.images:
+                self.cache.truncate(sequence, not_inside(job.images, sequence.position))
+                sequence.images = [*job.images]
             n_rows = self._chunk(sequence, len(text) - sequence.position, budget)
             if not n_rows:
                 self.cache.truncate(sequence, 0)
@@ -297,8 +305,13 @@ class Scheduler:
             plan.prefill.append(Chunk(job, first, job.text[first:last], last == len(job.text), following))
 
     def _chunk(self, sequence: SequenceState, unread: int, most: int) -> int:
-        """Returns how many prompt tokens a step reads: at most `most` of `unread`, and whole cells."""
-        n = min(unread, most)
+        """Returns how many prompt tokens a step reads: at most `most` of `unread`, and whole cells. An image with
+        two-way attention is read whole, whatever its size.
+        """
+        n, first = min(unread, most), sequence.position
+        if sequence.images and 0 < n < unread and (start := not_inside(sequence.images, first + n)) < first + n:
+            end = next(placed.end for placed in sequence.images if placed.first == start)
+            return start - first or end - first
         if self.cell_tokens and n < unread:
             n -= (sequence.position + n) % self.cell_tokens
         return max(0, n)

@@ -17,6 +17,7 @@ from llmcl.engine.scheduler import Chunk, Job, Plan, Scheduler
 from llmcl.engine.speculation import NoDrafts, StepDrafts
 from llmcl.errors import LlmclError
 from llmcl.models.batch import PromptChunk
+from llmcl.models.image_rows import on_device
 from llmcl.models.model import Model
 from llmcl.models.paged_kv_cache import PagedKVCache
 from llmcl.models.sequence import SequenceState
@@ -287,7 +288,8 @@ class StepLoop:
             for row, job in enumerate(jobs):
                 if job.processor is not None and not job.done and job not in self._failed:
                     try:
-                        process_logits(self._batch.model, row, job.processor, [*job.prompt, *job.sampled])
+                        prompt = on_device(job.prompt, job.images, 0)
+                        process_logits(self._batch.model, row, job.processor, [*prompt, *job.sampled])
                     except LlmclError as error:
                         self._fail(job, error)
 

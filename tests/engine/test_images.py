@@ -177,11 +177,10 @@ def test_a_model_without_a_tower_says_what_to_do(reader: PromptReader) -> None:
         reader.encode(FORMS["parts"])
 
 
-def test_a_model_never_answers_without_seeing_the_images(small_llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until steps take rows, a prompt with images is refused, not answered from the tokens alone."""
+def test_an_image_that_the_model_cannot_read_is_refused(small_llm: LLM) -> None:
     ids = PromptWithImages([5, 6, 7], [PlacedImage(1, ImageRows(SimpleNamespace(nbytes=4), 1, b""))])  # type: ignore[arg-type]
     for ask in (small_llm.generate, small_llm.stream, small_llm.logits, lambda ids: small_llm.generate([ids, [5]])):
-        with pytest.raises(UsageError, match="the model cannot read them yet"):
+        with pytest.raises(UsageError, match=r"an image's 1 row fill 4 bytes; expected \d+"):
             ask(ids)
 
 
