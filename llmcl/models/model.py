@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from llmcl.models.attention_ops import ChunkAttention, RowAttention
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
 from llmcl.models.image_rows import ImageRows, PlacedImage, on_device
-from llmcl.models.image_steps import ImageSteps, step_starts
+from llmcl.models.image_steps import ImageSteps, placed_after, step_starts
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
 from llmcl.models.layer_span import LayerSpan, whole_span
@@ -119,7 +118,7 @@ class Model:
         self._last_token: list[Launch] = []
         if self.span.is_last and prompts:
             self._last_token = last_token_launches(self.layers, self.prefill_ops)
-        self._image_steps = ImageSteps(self.prefill_ops, weights, self.layers, self.span, self._bind_prefill, self.run)
+        self._image_steps = ImageSteps(self.prefill_ops, weights, self.layers, self.span)
         self._head = head(weights, self.decode_ops, self.act.logits)
         layers, self.persistent_intermediates = decode_stack(
             weights, self.layers, self.decode_ops, persistent=persistent
@@ -227,7 +226,7 @@ class Model:
 
         Adds the images to the sequence's.
         """
-        all_images = self._with_images(sequence, token_ids, images)
+        all_images = placed_after(sequence, token_ids, images, self.check_image)
         n_tokens = sequence.position + len(token_ids)
         if sequence.text_length is None or n_tokens > self.cache.frequencies_end(sequence):
             token_ids = [*sequence.token_ids, *token_ids]
@@ -235,43 +234,9 @@ class Model:
         sequence.images = all_images
         return token_ids
 
-    def _with_images(
-        self, sequence: SequenceState, token_ids: Sequence[int], images: Sequence[PlacedImage]
-    ) -> list[PlacedImage]:
-        """Returns the images of the sequence followed by token_ids with `images`. Raises UsageError if it can't be."""
-        if not images:
-            return sequence.images
-        end = 0
-        for placed in images:
-            if not end <= placed.first < placed.end <= len(token_ids):
-                raise UsageError(
-                    f"an image has the tokens {placed.first} to {placed.end - 1} of {len(token_ids)}; expected tokens "
-                    f"from {end} on, inside the prompt and in order"
-                )
-            self.check_image(placed.image)
-            end = placed.end
-        before, n = sequence.images, sequence.position
-        return [*before, *(replace(each, first=each.first + n, token=token_ids[each.first]) for each in images)]
-
     def check_image(self, image: ImageRows) -> None:
         """Raises UsageError for an image that the model cannot read."""
-        nbytes = 4 * self.config.hidden_size * (image.start + image.n)
-        if image.rows.nbytes < nbytes:
-            raise UsageError(
-                f"an image's {counted(image.n, 'row')} fill {image.rows.nbytes} bytes; expected {nbytes}, "
-                f"{self.config.hidden_size} float32 values each"
-            )
-        if len(image.deepstack) >= len(self.layers):
-            raise UsageError(
-                f"an image has rows for {counted(len(image.deepstack), 'layer')} (deepstack), the model "
-                f"{counted(len(self.layers), 'layer')} on its first device; expected fewer"
-            )
-        if image.grid is not None and not self.config.rope_axes:
-            raise UsageError("an image has positions on several axes; the model's configuration has none")
-        if image.grid is not None and prod(image.grid) != image.n:
-            raise UsageError(f"an image of {image.grid[0]} x {image.grid[1]} has {image.n} rows")
-        if image.two_way and image.n > self.chunk:
-            raise UsageError(f"an image has {counted(image.n, 'token')}; a step reads at most {self.chunk}")
+        self._image_steps.check(image)
 
     def _reread(self, sequence: SequenceState) -> None:
         """Reads the sequence again if its next token, which the device holds, changes the rotary frequencies."""
@@ -452,7 +417,7 @@ class Model:
         """
         self.check_tokens(sequence, token_ids)
         self.adapt(sequence)
-        sequence.images = self._with_images(sequence, token_ids, images)
+        sequence.images = placed_after(sequence, token_ids, images, self.check_image)
         for step in self._prefill_steps(sequence, token_ids, self.chunk):
             self.run(self._bound_for(step).rest, step.n_tokens)
             yield step.n_tokens
@@ -542,11 +507,13 @@ class Model:
 
     def place_images(self, step: Step, launches: Sequence[Launch]) -> Sequence[Launch]:
         """Returns the launches still to run for the step's tokens: all of them without an image."""
-        return self._image_steps.begin(step, self._bound_for(step)) if step.images else launches
+        return self._image_steps.begin(step, self._bound_for(step), self.run) if step.images else launches
 
     def _bound_for(self, step: Step) -> PrefillLaunches:
         two_way = any(placed.image.two_way for placed in step.images)
-        return self._image_steps.bound_two_way(step) if two_way else self._prefill_for(step.n_tokens)
+        return (
+            self._image_steps.bound_two_way(step, self._bind_prefill) if two_way else self._prefill_for(step.n_tokens)
+        )
 
     def _prefill_for(self, n_tokens: int, progress: Progress | None = None) -> PrefillLaunches:
         bound = next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)

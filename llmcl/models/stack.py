@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from llmcl.kernels import table
 from llmcl.kernels.common.persistent import DecodeLayer, DecodeLayers, PersistentLayers
 from llmcl.kernels.common.weight import Weight
@@ -27,7 +25,7 @@ NO_ATTENTION = "no layer beside it has attention"
 
 def stack(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
     """Yields the forward pass from the step's token ids to `x` after the last layer."""
-    yield from _embed(weights, ops)
+    yield from embed_launches(weights, ops)
     for block, of_block in in_turn(weights, layers, ops):
         yield from block.keep(of_block)
         yield from block.add(of_block)
@@ -47,37 +45,22 @@ def until_kept(weights: ModelWeights, layers: Layers, ops: PrefillOps) -> Iterat
     if weights.head is None:
         yield from stack(weights, layers, ops)
         return
-    last = _keeper(layers)
-    yield from _embed(weights, ops)
+    last = last_keeper(layers)
+    yield from embed_launches(weights, ops)
     for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
         yield from block.keep(of_block if i < last else of_block.keeping_last())
         if i < last:
             yield from block.add(of_block)
 
 
-def until_kept_by_layer(weights: ModelWeights, layers: Layers, ops: PrefillOps, n_layers: int) -> list[list[Launch]]:
-    """Divides `until_kept` into the embedding, each of the first n_layers layers, and the rest. After each part `x`
-    alone holds the result.
-    """
-    last, ends = _keeper(layers), np.cumsum([len(blocks) for blocks in layers[:n_layers]]).tolist()
-    parts = [list(_embed(weights, ops)), []]
-    for i, (block, of_block) in enumerate(in_turn(weights, layers, ops)[: last + 1]):
-        of_block = ops if i + 1 in ends else of_block
-        parts[-1] += block.keep(of_block if i < last else of_block.keeping_last())
-        parts[-1] += block.add(of_block) if i < last else ()
-        if i + 1 in ends:
-            parts.append([])
-    return parts
-
-
 def after_kept(weights: ModelWeights, layers: Layers, ops: LayerOps) -> Iterator[Launch]:
     """Yields the second list of `prefill_stack`: the launches after the last cached block's `keep`."""
-    following = [] if weights.head is None else in_turn(weights, layers, ops)[_keeper(layers) :]
+    following = [] if weights.head is None else in_turn(weights, layers, ops)[last_keeper(layers) :]
     for block, of_block in following:
         yield from block.add(of_block)
 
 
-def _embed(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
+def embed_launches(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
     yield from ops.embed(weights.embedding)
     if (inputs := weights.layer_inputs) is not None:
         yield from ops.layer_inputs(inputs.embedding, inputs.projection, inputs.norm)
@@ -85,7 +68,7 @@ def _embed(weights: ModelWeights, ops: LayerOps) -> Iterator[Launch]:
         yield from weights.encoder.add(ops)
 
 
-def _keeper(layers: Layers) -> int:
+def last_keeper(layers: Layers) -> int:
     """Returns the index of the last block that writes to the cache."""
     return max(i for i, block in enumerate(block for layer in layers for block in layer) if block.keeps)
 
@@ -116,7 +99,7 @@ def decode_stack(
     """
     if not persistent:
         return list(stack(weights, layers, ops)), {}
-    launches, intermediates = list(_embed(weights, ops)), dict[str, Buffer]()
+    launches, intermediates = list(embed_launches(weights, ops)), dict[str, Buffer]()
     for run in layer_runs(layers, ops):
         if run.kernel is None:
             launches += [launch for block in run.blocks for part in (block.keep, block.add) for launch in part(ops)]

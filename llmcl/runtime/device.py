@@ -344,11 +344,6 @@ class Device:
         self.fill(buffer, np.uint32(0))
         return buffer
 
-    def copy_part(self, source: Buffer, target: Buffer, nbytes: int, *, at: int = 0, into: int = 0) -> None:
-        """Copies nbytes from byte `at` of a buffer to byte `into` of another. Does not wait."""
-        with named_errors(f"copying {nbytes:,} bytes of {source.name} to {target.name}"):
-            cl.enqueue_copy(self.queue, target.cl, source.cl, byte_count=nbytes, src_offset=at, dst_offset=into)
-
     def fill(
         self, buffer: Buffer, pattern: np.generic | np.ndarray, offset_bytes: int = 0, nbytes: int | None = None
     ) -> None:
@@ -369,10 +364,11 @@ class Device:
         with named_errors(f"copying within {buffer.name}"):
             cl.enqueue_copy(self.queue, buffer.cl, buffer.cl, **what)
 
-    def copy(self, source: Buffer, target: Buffer) -> None:
-        """Copies the whole of `source` to the beginning of `target`. Does not wait."""
+    def copy(self, source: Buffer, target: Buffer, nbytes: int | None = None, *, at: int = 0, into: int = 0) -> None:
+        """Copies `source`, or nbytes from byte `at` on, to byte `into` of `target`. Does not wait."""
+        size = source.nbytes - at if nbytes is None else nbytes
         with named_errors(f"copying {source.name} to {target.name}"):
-            cl.enqueue_copy(self.queue, target.cl, source.cl, byte_count=source.nbytes)
+            cl.enqueue_copy(self.queue, target.cl, source.cl, byte_count=size, src_offset=at, dst_offset=into)
 
     def upload(self, array: np.ndarray, name: str) -> Buffer:
         """Allocates a buffer with the bytes of `array` (C order)."""
