@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from fake_vision import MARKER, TOKEN, FakeTower, fake_vision, image_tokenizer
+from late_kernels import compile_when_used
 from PIL import Image
 
 from llmcl.engine import images as engine_images
@@ -18,6 +19,8 @@ from llmcl.engine.llm import LLM
 from llmcl.engine.prompts import PromptReader
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.models.image_rows import ImageRows, PlacedImage
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 
 def png(width: int, height: int, color: str = "red") -> bytes:

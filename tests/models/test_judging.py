@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from fake_server import byte_tokenizer
 from gguf_reference import write_out
+from late_kernels import compile_when_used
 
 import llmcl
 from llmcl.engine.llm import LLM
 from llmcl.errors import ContextLengthError, UnsupportedModelError
 from llmcl.runtime.device import Device
 from llmcl.serve.rerank import LlmReranker
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 QUERY, DOCUMENTS = "is a cat", ["cats sit", "the dog plays", "{query} {document}", "日本 " * 150]
 ADDED = "<|im_start|>", "<|im_end|>", "<think>", "</think>", "yes", "no"

@@ -25,6 +25,7 @@ compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=T
 
 IMAGE_TOKEN = 300
 KINDS = [pytest.param(name, marks=[pytest.mark.slow] * (name != "smolvlm")) for name in MARKERS]
+SMALL_STEPS = {"max_step_tokens": 40, "kv_pages": 14}
 Opened = Callable[..., LLM]
 
 
@@ -119,7 +120,10 @@ def test_a_conversation_keeps_its_image(kind: str, opened: Opened, pages: dict[s
     check_answer(kind, llm, llm.encode(other.messages[:-1]), [piece.token_id for piece in pieces], [2])
 
 
-@pytest.mark.parametrize("options", [{}, {"max_step_tokens": 40, "kv_pages": 14}], ids=["together", "in small steps"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, id="together", marks=pytest.mark.slow), pytest.param(SMALL_STEPS, id="in small steps")],
+)
 def test_requests_with_images_beside_others(kind: str, opened: Opened, options: dict[str, int]) -> None:
     llm = opened()
     seeds: list[list[int]] = [[1], [], [2], [1, 2], [1]]

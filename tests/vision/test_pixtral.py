@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import relative_error
+from parameters import slow_except
 from PIL import Image
 
 from llmcl.checkpoint import open_checkpoint
@@ -44,7 +45,7 @@ PICTURES = [
 ]
 
 
-@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("bias", slow_except([False, True], True))
 def test_a_folder(device: Device, tmp_path: Path, bias: bool) -> None:
     import torch
     import transformers

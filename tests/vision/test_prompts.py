@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from image_models import save_model
+from late_kernels import compile_when_used
 from PIL import Image
 from vision_models import image_features, random_model
 
@@ -14,6 +15,8 @@ import llmcl
 from llmcl.engine.images import PromptWithImages
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
+
+compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
 
 @pytest.mark.parametrize("model_type", ["gemma3", "smolvlm"])

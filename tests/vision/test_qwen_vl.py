@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import relative_error
+from parameters import slow_except
 from PIL import Image
 
 from llmcl.checkpoint import open_checkpoint
@@ -85,7 +86,7 @@ def loaded(device: Device, folder: Path, model: Any) -> Vision:
     return vision
 
 
-@pytest.mark.parametrize("model_type", sorted(TOWERS))
+@pytest.mark.parametrize("model_type", slow_except(sorted(TOWERS), "qwen3_vl"))
 def test_a_folder(device: Device, tmp_path: Path, model_type: str) -> None:
     import torch
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from helpers import relative_error
 from numpy.typing import NDArray
+from parameters import slow_except
 from PIL import Image
 from vision_models import TEXT, TOWER, image_features, random_model, save_mmproj, save_vision
 
@@ -48,21 +49,21 @@ def cosine(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> float:
     return float((np.sum(actual * expected, axis=1) / lengths).min())
 
 
-@pytest.mark.parametrize("model_type", ["gemma3", "smolvlm", "idefics3"])
+@pytest.mark.parametrize("model_type", slow_except(["gemma3", "smolvlm", "idefics3"], "gemma3", "smolvlm"))
 def test_a_folder(device: Device, tmp_path: Path, model_type: str) -> None:
     actual, pixels = features(device, loaded(device, save_vision(tmp_path, model_type)))
     assert relative_error(actual, image_features(random_model(model_type), pixels)) < BOUND
 
 
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-@pytest.mark.parametrize("model_type", ["gemma3", "smolvlm"])
+@pytest.mark.parametrize("dtype", slow_except(["float16", "bfloat16"], "float16"))
+@pytest.mark.parametrize("model_type", slow_except(["gemma3", "smolvlm"], "smolvlm"))
 def test_16_bit_weights(default_device: Device, tmp_path: Path, model_type: str, dtype: str) -> None:
     actual, pixels = features(default_device, loaded(default_device, save_vision(tmp_path, model_type, dtype)))
     assert cosine(actual, image_features(random_model(model_type), pixels)) > COSINE
 
 
-@pytest.mark.parametrize("format", ["F32", "F16", "BF16", "Q8_0"])
-@pytest.mark.parametrize("model_type", ["gemma3", "smolvlm"])
+@pytest.mark.parametrize("format", slow_except(["F32", "F16", "BF16", "Q8_0"], "F32", "Q8_0"))
+@pytest.mark.parametrize("model_type", slow_except(["gemma3", "smolvlm"], "smolvlm"))
 def test_an_mmproj_file(default_device: Device, tmp_path: Path, model_type: str, format: str) -> None:
     folder = save_vision(tmp_path / "model", model_type)
     file = save_mmproj(tmp_path / "mmproj.gguf", model_type, format)
