@@ -422,7 +422,8 @@ def _load(
     for lora in loading.lora or ():
         if is_named(lora):
             llm.load_lora(lora)
-    images = _image_reader(llm, progress)  # before the engine takes the rest of the memory
+    # before the engine takes the rest of the memory
+    images = _image_reader(llm, progress, required=loading.mmproj is not None)
     # The engine compiles its own kernels at once; the kernels in `llm` are not used.
     pages: dict[str, Any] = {} if loading.kv_page_size is None else {"kv_page_tokens": loading.kv_page_size}
     engine = llm.engine(progress=progress, **pages, **options)
@@ -454,17 +455,24 @@ def _load(
     )
 
 
-def _image_reader(llm: LLM, progress: Progress) -> ImageReader | None:
-    """Returns what reads images; None if the model takes none, or if Pillow is not installed."""
+def _image_reader(llm: LLM, progress: Progress, *, required: bool) -> ImageReader | None:
+    """Returns what reads images; None if the model takes none, or if Pillow is not installed.
+
+    required: raises UsageError instead (--mmproj).
+    """
     from llmcl.serve.image_reader import ImageReader
 
     try:
         reader = ImageReader(llm.images.vision(progress))
     except UsageError:
+        if required:
+            raise
         return None
     except ModuleNotFoundError as error:
         if error.name != "PIL":
             raise
+        if required:
+            raise UsageError('images need the package Pillow: pip install "llmcl[images]"') from error
         return None
     llm.devices[0].spares.add(reader)
     return reader

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import anthropic
 import ollama
 import openai
 import pytest
-from fake_server import Running, running
+from fake_server import FakeEngine, Running, running, served
+from image_models import save_model
 from image_server import ImageEngine, data_url, encoded, image_server, picture
+
+import llmcl
+from llmcl.runtime.platforms import DeviceEntry
+from llmcl.serve.image_reader import ImageReader
 
 URL = data_url(picture())
 WIDE = data_url(picture(5, 1, "JPEG"), "image/jpeg")
@@ -274,3 +281,24 @@ def test_a_tokenizer_without_the_image_token() -> None:
         content = [text("<pad>"), image_url(URL)]
         assert server.post("/v1/chat/completions", {"messages": [USER | {"content": content}]}).status_code == 200
         assert asked(server) == "[user]<pad>(<pad><pad>)\n[assistant]" and places(server) == [len("[user]X(")]
+
+
+@pytest.mark.slow
+def test_a_models_own_tower(default_entry: DeviceEntry, tmp_path: Path) -> None:
+    """The server's answer is the one of `generate`; an image sent again is found in the cache."""
+    folder = save_model(tmp_path / "smolvlm", "smolvlm")
+    settings: dict[str, Any] = {"max_tokens": 10, "temperature": 0, "ignore_eos": True}
+    with llmcl.load(str(folder), device=default_entry.index, dtype="float32", max_context=512) as llm:
+        alone = [llm.generate("What?", images=[picture(60, size)], **settings) for size in (40, 41)]
+        stand_in = FakeEngine(llm.tokenizer)
+        with llm.engine(max_sequences=2) as engine, running(stand_in, loaded=False) as server:
+            model = served(stand_in, max_context=engine.max_context)
+            object.__setattr__(model, "engine", engine)
+            server.service.ready(replace(model, images=ImageReader(llm.images.vision())))
+            for size, expected in ((40, alone[0]), (41, alone[1]), (40, alone[0])):
+                content = [image_url(data_url(picture(60, size))), text("What?")]
+                body = {"messages": [{"role": "user", "content": content}], **settings}
+                answer = server.post("/v1/chat/completions", body).json()
+                assert answer["choices"][0]["message"]["content"] == expected.text
+                assert answer["usage"]["prompt_tokens"] == len(expected.prompt_token_ids)
+            assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] >= 64
