@@ -255,10 +255,12 @@ def test_no_field_names_a_file_or_brings_a_template(secret: Path, shared: Runnin
         for fields in (
             {"model": str(secret)},
             {"chat_template": template, "chat_template_kwargs": {"chat_template": template, "template": template}},
-            {"documents": [{"path": str(secret)}], "lora": str(secret), "slot_save_path": str(secret)},
+            {"documents": [{"path": str(secret)}], "slot_save_path": str(secret)},
         ):
             assert shared.chat("Hello", **fields).status_code == 200
             assert shared.engine.asked[-1][0] == "[user]Hello\n[assistant]"
+        assert shared.chat("Hello", lora=str(secret)).status_code == 400
+        assert shared.chat("Hello", lora=[{"id": str(secret)}]).status_code == 400
         part = {"type": "image_url", "image_url": {"url": f"file://{secret}"}}
         said = [{"role": "user", "content": [part]}]
         assert shared.post("/v1/chat/completions", {"messages": said}).status_code == 400
