@@ -33,8 +33,8 @@ export async function modelFacts(key, chosen) {
     if (model.status.value !== "loaded") return {name: model.id, context: 0, images: null, names};
     props = await read("props?model=" + encodeURIComponent(model.id), key);
   }
-  const {model: name, default_generation_settings: {n_ctx: context}, modalities: {vision: images}} = props;
-  return {name, context, images, names};
+  const {model: name, default_generation_settings: {n_ctx: context}, modalities} = props;
+  return {name, context, images: modalities?.vision ?? null, names};
 }
 
 // Yields the chunks of a streamed answer.
