@@ -80,10 +80,12 @@ def opened(kind: str, default_device: Device, tmp_path_factory: pytest.TempPathF
 
 
 def check_answer(kind: str, llm: LLM, prompt: Sequence[int], answer: Sequence[int], seeds: Sequence[int]) -> None:
-    """Asserts that transformers chooses each token of the answer after the tokens before."""
+    """Asserts that transformers chooses each token of the answer after the tokens before, or one within rounding."""
     processor = llm.images.vision().processor
     logits = reference(kind, [*prompt, *answer], [processor.pixels(picture(seed)) for seed in seeds])
-    assert [*answer] == logits[len(prompt) - 1 : -1].argmax(axis=1).tolist()
+    rows = logits[len(prompt) - 1 : -1]
+    chosen = rows[np.arange(len(answer)), [*answer]]
+    assert (rows.max(axis=1) - chosen <= 1e-4 * np.abs(rows).max()).all()
 
 
 def test_logits_are_those_of_transformers(kind: str, opened: Opened) -> None:
