@@ -319,7 +319,7 @@ def test_models_lists_every_family(run_here: Run, monkeypatch: pytest.MonkeyPatc
     assert families["llama"]["tested_with"] == "a published model"
     text = run_here("llmcl", "models").stdout
     assert all(name in text for name in (*FAMILIES, *FORMATS))
-    assert "tested with a published model: llama; the others with random weights" in text
+    assert "tested with a published model: bert, llama; the others with random weights" in text
     (line,) = (line for line in text.splitlines() if "llama-3.1-8b" in line)
     assert re.search(r"8\.0 B +1[67]\.\d GB +[45]\.\d GB", line)
     for columns in ("0", "1"):

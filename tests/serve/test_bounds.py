@@ -184,11 +184,14 @@ def test_no_field_fails_by_a_number(value: Any, able: Running) -> None:
     for path, methods in described.items():
         if "post" not in methods:
             continue
-        properties = methods["post"]["requestBody"]["content"]["application/json"]["schema"]["properties"]
+        schema = methods["post"]["requestBody"]["content"]["application/json"]["schema"]
+        properties = schema.get("items", schema)["properties"]
         base = {"prompt": "Hi"} if path == "/v1/completions" else least
         for name in properties:
-            answer = able.post(path, base | {name: value})
-            assert answer.status_code in (200, 400), (path, name, answer.text)
+            body: Any = [{name: value}] if "items" in schema else base | {name: value}
+            answer = able.post(path, body)
+            allowed = (403,) if path.endswith("load_lora_adapter") else (200, 400)
+            assert answer.status_code in allowed, (path, name, answer.text)
 
 
 def test_numbers_in_schemas(shared: Running) -> None:
