@@ -114,6 +114,7 @@ class PagedKVCache(KVCache):
         other = self.own(self.sequence())
         other.text_length, other.adapters = sequence.text_length, sequence.adapters
         self._share(other, self.own(sequence).pages, sequence.token_ids)
+        other.images = [*sequence.images]
         if self.states is not None and not self.states.fork(sequence, other, self._forget):
             self.truncate(other, other.position)
         return other

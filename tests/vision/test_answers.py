@@ -106,7 +106,7 @@ def test_greedy_answers(kind: str, opened: Opened, pages: dict[str, int]) -> Non
         assert answer.prompt_token_ids == list(prompt) and min(prompt) >= 0
 
 
-@pytest.mark.parametrize("pages", [{}, {"kv_page_tokens": 64}], ids=["contiguous", "pages"])
+@pytest.mark.parametrize("pages", [{}, {"kv_page_tokens": 64, "kv_pages": 24}], ids=["contiguous", "pages"])
 def test_a_conversation_keeps_its_image(kind: str, opened: Opened, pages: dict[str, int]) -> None:
     llm = opened(**pages)
     chat = llm.chat()
@@ -117,6 +117,9 @@ def test_a_conversation_keeps_its_image(kind: str, opened: Opened, pages: dict[s
     check_answer(kind, llm, prompt, [piece.token_id for piece in pieces], [1])
     stats = pieces[-1].stats
     assert stats is not None and stats.cached_tokens >= images_of(prompt)[0].end
+    twin = chat.fork()
+    pieces = [*twin.send("And?", **settings)]
+    check_answer(kind, llm, llm.encode(twin.messages[:-1]), [piece.token_id for piece in pieces], [1])
     other = llm.chat()
     pieces = [*other.send("What is it?", images=[picture(2)], **settings)]
     check_answer(kind, llm, llm.encode(other.messages[:-1]), [piece.token_id for piece in pieces], [2])
