@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
 from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from llmcl.engine.conversation import Conversation
 from llmcl.engine.generation import Piece
@@ -81,6 +83,10 @@ class Engine:
             finish_reason="stop",
             stats=self.stats,
         )
+
+    def embed(self, texts: Sequence[str], **request: Any) -> np.ndarray:
+        self.request = request
+        return np.ones((len(texts), 2), np.float32)
 
     def chat(self, *, on_full: str = "error") -> EchoChat:
         self.conversation = EchoChat(self, on_full)

@@ -19,7 +19,7 @@ from llmcl.engine.leases import Lease, Leases
 from llmcl.engine.lora_adapters import LoraAdapters
 from llmcl.engine.matching import Compiled, grammars_for
 from llmcl.engine.message_parts import Picture
-from llmcl.engine.prompts import Prompt, PromptReader, are_ids, are_prompts, check_answers, has_parts, is_chat
+from llmcl.engine.prompts import Prompt, PromptReader, Texts, are_ids, are_prompts, check_answers, has_parts, is_chat
 from llmcl.engine.reranking import Pair, pairs_to_read, relevance
 from llmcl.engine.speculation import NO_SPECULATION, MakeDrafts, NoDrafts, Speculation
 from llmcl.engine.speed_tests import SpeedTests
@@ -103,6 +103,10 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
     def model(self, model: Model) -> None:
         self._model = model
 
+    @overload
+    def stream(  # type: ignore[overload-overlap]
+        self, prompt: Texts, **options: Unpack[StreamSettings]
+    ) -> Generator[tuple[int, Piece], None, None]: ...
     @overload
     def stream(self, prompt: Prompt, **options: Unpack[StreamSettings]) -> Lease[Piece]: ...  # type: ignore[overload-overlap]
     @overload
@@ -223,6 +227,8 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         for placed in images_of(ids):
             self.model.check_image(placed.image)
 
+    @overload
+    def generate(self, prompt: Texts, **options: Unpack[AnswerSettings]) -> list[Generation]: ...  # type: ignore[overload-overlap]
     @overload
     def generate(self, prompt: Prompt, **options: Unpack[AnswerSettings]) -> Generation: ...  # type: ignore[overload-overlap]
     @overload

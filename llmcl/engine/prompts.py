@@ -27,6 +27,7 @@ _log = logging.getLogger(__name__)
 
 Message = Mapping[str, Any]
 Part = str | Mapping[str, Any]
+Texts = list[str] | tuple[str, ...]  # a list of prompts, though a list of parts may hold texts, too
 Prompt = str | Sequence[Message] | Sequence[Part] | Sequence[int]
 
 

@@ -30,7 +30,7 @@ FORMATS = {
 }
 
 
-def q6_k(blocks: np.ndarray) -> np.ndarray:
+def q6_k(blocks: np.ndarray, weight: np.ndarray | None) -> np.ndarray:
     """float32 [n, 256] -> uint8 [n, 210], with the simplest choice of scales."""
     x = blocks.reshape(-1, 16, 16)
     scales = np.abs(x).max(axis=2) / 31
@@ -46,7 +46,7 @@ def q6_k(blocks: np.ndarray) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def format_of(name: str, shape: tuple[int, ...]) -> str:
+def format_of(name: str, shape: tuple[int, ...], stored: str) -> str:
     if not name.startswith("blk."):
         return "Q8_0"
     _, layer, module, _ = name.split(".")
@@ -60,7 +60,7 @@ def mixed_file(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         for name in ("Q4_1", "Q5_0", "Q5_1"):
             kind = GGMLQuantizationType[name]
-            patch.setitem(quantize._QUANTIZERS, name, lambda blocks, kind=kind: quants.quantize(blocks, kind))
+            patch.setitem(quantize._QUANTIZERS, name, lambda blocks, weight, kind=kind: quants.quantize(blocks, kind))
         patch.setitem(quantize._QUANTIZERS, "Q6_K", q6_k)
         with open_checkpoint("smollm2") as checkpoint:
             plan = gguf_plan(checkpoint, format_of)

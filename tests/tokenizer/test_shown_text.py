@@ -88,6 +88,9 @@ def test_a_conversation_keeps_what_was_said(tokenizer: Tokenizer) -> None:
             self.tokenizer = tokenizer
             self.asked: list[str] = []
 
+        def encode(self, messages: list[dict[str, str]], *, most: int) -> list[int]:
+            return tokenizer.encode(tokenizer.render_chat(messages), False)
+
         def stream(self, ids: list[int], *, begin: Callable[..., Any], **_: Any) -> Any:
             self.asked.append("".join(tokenizer.token(i) or "" for i in ids))
 
