@@ -34,6 +34,7 @@ from llmcl.models.weights import WeightTypes, load_weights, random_weights, stor
 from llmcl.ops.linear import linear_decode, linear_prefill
 from llmcl.ops.log_likelihood import kl_divergence, log_likelihood
 from llmcl.ops.lora import LowRankWeight, lora
+from llmcl.ops.mean_rows import mean_rows
 from llmcl.ops.rope_axes import rope_axes
 from llmcl.ops.sample import SamplingParams
 from llmcl.runtime.device import Device
@@ -158,6 +159,7 @@ def launched() -> list[KernelSource]:
             random_weights(device, FAMILIES["lfm2"], WeightTypes("float16"))
             encoder_bound(device)
             rope_axes(device, *(device.alloc(64, "axes") for _ in range(4)), n_axes=3)  # bound by the first image
+            mean_rows(device, *(device.alloc(64, "rows") for _ in range(2)), n_rows=4, columns=16)  # a vision tower's
             array = np.zeros((1, 2, 40, 24), np.float16)
             flex_attention(array, array, array, device=device)
             sources += device.take()
