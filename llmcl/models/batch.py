@@ -251,7 +251,6 @@ class Batch:
         self, decode: Sequence[SequenceState], chunks: Sequence[PromptChunk], before_sampling: BeforeSampling | None
     ) -> Callable[[], list[int]]:
         """Does the work of `step` in separate launches, for layers that keep a state per sequence, and for images."""
-        self.model.bind_prompts(self.model.chunk)
         waits = [self.decode(decode, before_sampling)] if decode else []
         for chunk in chunks:
             self._slots.end_alone()

@@ -436,7 +436,6 @@ class Model:
         """Returns a chunk's logits buffer and its launches, bound on first use."""
         if self._all_logits is None:
             rows = self.logit_rows
-            self.bind_prompts(rows)
             if self._chunk_logits is None:
                 self._chunk_logits = self.device.alloc(4 * rows * self.config.vocab_size, "logits of a chunk")
             buffer = self._chunk_logits
@@ -494,13 +493,6 @@ class Model:
             bound = BoundLaunches(self.device, listed, persistent=few_launches, for_few_rows=True)
             yield PrefillLaunches(rows, ops, bound, rest, n_embed)
 
-    def bind_prompts(self, rows: int) -> None:
-        """Binds launches for a batch's model, whose prompts use other launches, for steps of up to `rows` tokens."""
-        if not self._prefill:
-            self._prefill = list(self._bind_prefill(rows))
-            if self.span.is_last:
-                self._last_token = last_token_launches(self.layers, self.prefill_ops)
-
     def launches_for(self, n_tokens: int, progress: Progress | None = None) -> Sequence[Launch]:
         """Returns the launches that every one of n_tokens prompt tokens needs."""
         return self._prefill_for(n_tokens, progress).every.launches
@@ -510,12 +502,16 @@ class Model:
         return self._image_steps.begin(step, self._bound_for(step), self.run) if step.images else launches
 
     def _bound_for(self, step: Step) -> PrefillLaunches:
-        two_way = any(placed.image.two_way for placed in step.images)
-        return (
-            self._image_steps.bound_two_way(step, self._bind_prefill) if two_way else self._prefill_for(step.n_tokens)
-        )
+        if any(placed.image.two_way for placed in step.images):
+            return self._image_steps.bound_two_way(step, self._bind_prefill)
+        return self._prefill_for(step.n_tokens)
 
     def _prefill_for(self, n_tokens: int, progress: Progress | None = None) -> PrefillLaunches:
+        if not self._prefill or self._prefill[-1].max_tokens < n_tokens:
+            # A batch's model: its prompts use other launches, except for a chunk's logits and for images.
+            self._prefill = list(self._bind_prefill(self.logit_rows if n_tokens <= self.logit_rows else self.chunk))
+            if self.span.is_last and not self._last_token:
+                self._last_token = last_token_launches(self.layers, self.prefill_ops)
         bound = next(bound for bound in self._prefill if n_tokens <= bound.max_tokens)
         if bound.max_tokens in self._unprepared:
             self._prepare_sizes([bound], progress)

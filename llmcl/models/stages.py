@@ -27,7 +27,7 @@ from llmcl.models.model import Model
 from llmcl.models.sequence import Step
 from llmcl.models.weights import ModelWeights
 from llmcl.progress import Progress
-from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.runtime.device import Device
 
 
 class RowsThroughHost:
@@ -127,8 +127,3 @@ class StagedModel(Model):
         for stage in self.before:
             stage.prepare_all(progress)
         super().prepare_all(progress)
-
-    def _bound_for_all_logits(self) -> tuple[Buffer, list[Launch]]:
-        for stage in self.before:
-            stage.bind_prompts(self.logit_rows)
-        return super()._bound_for_all_logits()

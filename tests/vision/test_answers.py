@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from llmcl.engine.images import images_of
 from llmcl.engine.llm import LLM
 from llmcl.errors import UsageError
 from llmcl.runtime.device import Device
+from llmcl.runtime.platforms import DeviceEntry
 from llmcl.vision.vision import Pixels
 
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
@@ -65,8 +67,13 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def opened(kind: str, default_device: Device, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opened]:
-    folder, models = save_model(tmp_path_factory.mktemp("model") / kind, kind), dict[str, LLM]()
+def folder(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / kind, kind)
+
+
+@pytest.fixture(scope="module")
+def opened(folder: Path, default_device: Device) -> Iterator[Opened]:
+    models = dict[str, LLM]()
 
     def opened(**options: Any) -> LLM:
         if str(options) not in models:
@@ -163,3 +170,34 @@ def test_what_an_engine_refuses(kind: str, opened: Opened) -> None:
         if kind == "gemma3":
             with pytest.raises(UsageError, match="reads an image at once, which batch_invariant"):
                 engine.submit("What?", images=[picture(1)])
+
+
+def test_an_image_after_a_scored_prompt(kind: str, opened: Opened) -> None:
+    """Scoring binds launches for short steps; the image's step is longer."""
+    llm = opened()
+    settings: dict[str, Any] = {"max_tokens": 4, "temperature": 0, "ignore_eos": True}
+    with llm.engine(max_sequences=2) as engine:
+        engine.submit("No image here.", prompt_logprobs=0, **settings).result()
+        answer = engine.submit("What is it? " * 12, images=[picture(1)], **settings).result()
+    check_answer(kind, llm, answer.prompt_token_ids, answer.token_ids, [1])
+
+
+def test_an_engine_over_two_devices(kind: str, folder: Path, opened: Opened, default_entry: DeviceEntry) -> None:
+    """One driver twice, each with some of the layers."""
+    devices = [Device.open(default_entry) for _ in range(2)]
+    options: dict[str, Any] = {"dtype": "float32", "max_context": 512, "split": "layer"}
+    try:
+        with llmcl.load(str(folder), device=devices, **options) as llm, llm.engine(max_sequences=2) as engine:
+            if kind == "qwen3_vl":
+                with pytest.raises(UsageError, match="the model 1 layer on its first device"):
+                    engine.submit("What is it?", images=[picture(1)])
+                return
+            requests = [
+                engine.submit("What is it?", images=images, max_tokens=6, temperature=0, ignore_eos=True)
+                for images in ([picture(1)], None)
+            ]
+            answer, _ = (request.result() for request in requests)
+    finally:
+        for device in devices:
+            device.close()
+    check_answer(kind, opened(), answer.prompt_token_ids, answer.token_ids, [1])
