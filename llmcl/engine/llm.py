@@ -212,7 +212,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
     def check_prompt(self, ids: list[int]) -> None:
         """Raises UsageError or ContextLengthError if the token ids cannot be a prompt."""
         self.model.check_makes_text()
-        self.check_images(ids)
+        self.model.check_images(images_of(ids), len(ids))
         if not ids:
             raise UsageError("the prompt has no tokens; expected at least one")
         if len(ids) > self.max_context:
@@ -221,11 +221,6 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
                 "context (--ctx-size, max_context)"
             )
         self.model.check_vocabulary(ids)
-
-    def check_images(self, ids: Sequence[int]) -> None:
-        """Raises UsageError for an image in the prompt that the model cannot read."""
-        for placed in images_of(ids):
-            self.model.check_image(placed.image)
 
     @overload
     def generate(self, prompt: Texts, **options: Unpack[AnswerSettings]) -> list[Generation]: ...  # type: ignore[overload-overlap]
@@ -373,7 +368,7 @@ class LLM(PromptReader, SpeedTests, LoraAdapters):
         """
         if not are_ids(token_ids):
             raise UsageError(f"token_ids is {shown(token_ids)}; expected token ids, as `encode` gives them")
-        self.check_images(token_ids)
+        self.model.check_images(images_of(token_ids), len(token_ids))
         ids, images = keyed(token_ids, images_of(token_ids))
 
         def work() -> np.ndarray:

@@ -61,22 +61,8 @@ def _until_kept_by_layer(weights: ModelWeights, layers: Layers, ops: PrefillOps,
     return parts
 
 
-def placed_after(
-    sequence: SequenceState, token_ids: Sequence[int], images: Sequence[PlacedImage], check: Callable[[ImageRows], None]
-) -> list[PlacedImage]:
-    """Returns the images of the sequence followed by token_ids with `images`, whose places count from token_ids.
-
-    Raises UsageError, as does check, for an image that cannot be read.
-    """
-    end = 0
-    for placed in images:
-        if not end <= placed.first < placed.end <= len(token_ids):
-            raise UsageError(
-                f"an image has the tokens {placed.first} to {placed.end - 1} of {len(token_ids)}; expected tokens "
-                f"from {end} on, inside the prompt and in order"
-            )
-        check(placed.image)
-        end = placed.end
+def placed_after(sequence: SequenceState, token_ids: Sequence[int], images: Sequence[PlacedImage]) -> list[PlacedImage]:
+    """Returns the images of the sequence followed by token_ids with `images`, whose places count from token_ids."""
     n = sequence.position
     moved = (replace(each, first=each.first + n, token=token_ids[each.first]) for each in images)
     return [*sequence.images, *moved]
@@ -92,8 +78,19 @@ class ImageSteps:
         self._axes: list[Launch] = []
         self._inside: tuple[StepState, Buffer, Buffer] | None = None  # places in an image; inputs of add_positions
 
-    def check(self, image: ImageRows) -> None:
-        """Raises UsageError for an image that the model cannot read."""
+    def check(self, images: Sequence[PlacedImage], n_tokens: int) -> None:
+        """Raises UsageError for images that the model cannot read, or not at their places in n_tokens tokens."""
+        end = 0
+        for placed in images:
+            if not end <= placed.first < placed.end <= n_tokens:
+                raise UsageError(
+                    f"an image has the tokens {placed.first} to {placed.end - 1} of {n_tokens}; expected tokens from "
+                    f"{end} on, inside the prompt and in order"
+                )
+            self._check_image(placed.image)
+            end = placed.end
+
+    def _check_image(self, image: ImageRows) -> None:
         config, n_layers, most = self._ops.config, len(self._layers), self._ops.step.max_tokens
         nbytes = 4 * config.hidden_size * (image.start + image.n)
         if image.rows.nbytes < nbytes:

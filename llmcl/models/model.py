@@ -22,7 +22,7 @@ from llmcl.models.adapters import AdapterSet
 from llmcl.models.attention_ops import ChunkAttention, RowAttention
 from llmcl.models.blocks import bind_block
 from llmcl.models.bound_launches import BoundLaunches
-from llmcl.models.image_rows import ImageRows, PlacedImage, on_device
+from llmcl.models.image_rows import PlacedImage, on_device
 from llmcl.models.image_steps import ImageSteps, placed_after, step_starts
 from llmcl.models.kv_cache import KVCache
 from llmcl.models.layer_ops import DecodeOps, PrefillOps
@@ -226,7 +226,8 @@ class Model:
 
         Adds the images to the sequence's.
         """
-        all_images = placed_after(sequence, token_ids, images, self.check_image)
+        self.check_images(images, len(token_ids))
+        all_images = placed_after(sequence, token_ids, images)
         n_tokens = sequence.position + len(token_ids)
         if sequence.text_length is None or n_tokens > self.cache.frequencies_end(sequence):
             token_ids = [*sequence.token_ids, *token_ids]
@@ -234,9 +235,9 @@ class Model:
         sequence.images = all_images
         return token_ids
 
-    def check_image(self, image: ImageRows) -> None:
-        """Raises UsageError for an image that the model cannot read."""
-        self._image_steps.check(image)
+    def check_images(self, images: Sequence[PlacedImage], n_tokens: int) -> None:
+        """Raises UsageError for images that the model cannot read, or not at their places in n_tokens tokens."""
+        self._image_steps.check(images, n_tokens)
 
     def _reread(self, sequence: SequenceState) -> None:
         """Reads the sequence again if its next token, which the device holds, changes the rotary frequencies."""
@@ -409,15 +410,12 @@ class Model:
             self.run((*bound.rest, *launches), step.n_tokens)
             yield buffer, step.n_tokens
 
-    def rows_of(
-        self, sequence: SequenceState, token_ids: Sequence[int], *, images: Sequence[PlacedImage] = ()
-    ) -> Iterator[int]:
+    def rows_of(self, sequence: SequenceState, token_ids: Sequence[int]) -> Iterator[int]:
         """Appends token_ids to the sequence. Yields the tokens of each step, whose rows after the last layer are then
         in `act.x`. Raises the errors of `prefill`.
         """
         self.check_tokens(sequence, token_ids)
         self.adapt(sequence)
-        sequence.images = placed_after(sequence, token_ids, images, self.check_image)
         for step in self._prefill_steps(sequence, token_ids, self.chunk):
             self.run(self._bound_for(step).rest, step.n_tokens)
             yield step.n_tokens

@@ -156,8 +156,13 @@ def test_a_text_without_images_runs_the_bound_launches(llm: LLM) -> None:
 )
 def test_images_outside_the_prompt_are_refused(places: list[tuple[int, int]], message: str, llm: LLM) -> None:
     llm.model.cache.truncate(llm.sequence, 0)
+    images = placed(llm.device, places)
     with pytest.raises(UsageError, match=message):
-        llm.model.prefill(llm.sequence, prompt(), images=placed(llm.device, places))
+        llm.model.prefill(llm.sequence, prompt(), images=images)
+    with pytest.raises(UsageError, match=message):
+        llm.generate(prompt(), images=images)
+    with pytest.raises(UsageError, match=message):
+        llm.logits(llm.encode(prompt(), images=images))
     assert llm.sequence.position == 0 and llm.sequence.images == []
 
 
