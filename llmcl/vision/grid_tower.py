@@ -9,14 +9,12 @@ from typing import Any
 import numpy as np
 
 from llmcl.attention.mods import bind_mods, trace_mods
-from llmcl.kernels.common.attention import AttentionShape
-from llmcl.kernels.common.dtype import TILE_ROWS, is_rounded
+from llmcl.kernels.common.dtype import TILE_ROWS
 from llmcl.kernels.common.mods import NO_MODS, Mods
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.encoder_blocks import ONE_TEXT
 from llmcl.models.image_rows import ImageRows
-from llmcl.models.kv_cache import capacity_for
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.add_positions import add_positions
 from llmcl.ops.attention import attention_prefill, rope_append
@@ -27,6 +25,7 @@ from llmcl.ops.linear import linear_prefill
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.runtime.device import Buffer, Device, Launch
+from llmcl.vision.attention import tower_attention
 from llmcl.vision.tensors import VisionTensors, padded
 from llmcl.vision.vision import Pixels
 
@@ -241,17 +240,7 @@ class _Plan:
     def _layer_launches(self) -> Iterator[list[Launch]]:
         device, settings, step, x, normed = self.device, self.settings, self._step, self._x, self._normed
         n, heads, size = self._n, settings.n_heads, settings.head_dim
-        dtype = self.weights.layers[0].qkv.dtype
-        shape = AttentionShape(
-            heads,
-            heads,
-            size,
-            capacity_for(n),
-            "float32" if dtype == "float32" else "float16",
-            score_scale=settings.head**-0.5,
-            exact_queries=not is_rounded("float16", dtype),
-            bidirectional=True,
-        )
+        shape = tower_attention(n, heads, size, settings.head**-0.5, self.weights.layers[0].qkv.dtype)
         qkv, attended = device.alloc(12 * n * heads * size, "qkv"), device.alloc(4 * n * heads * size, "attended")
         gate_up = device.alloc(4 * n * max(layer.up.rows for layer in self.weights.layers), "gate and up")
         ffn = device.alloc(4 * n * max(layer.down.k for layer in self.weights.layers), "ffn")

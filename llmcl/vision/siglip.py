@@ -13,13 +13,10 @@ from llmcl.architectures.config import limits
 from llmcl.architectures.config.reader import Reader
 from llmcl.checkpoint.tensors import StoredTensor
 from llmcl.errors import UnsupportedModelError, shown
-from llmcl.kernels.common.attention import AttentionShape
-from llmcl.kernels.common.dtype import is_rounded
 from llmcl.kernels.common.step_state import StepState
 from llmcl.kernels.common.weight import Weight
 from llmcl.models.encoder_blocks import ONE_TEXT
 from llmcl.models.image_rows import ImageRows
-from llmcl.models.kv_cache import capacity_for
 from llmcl.ops.add_bias import add_bias
 from llmcl.ops.add_positions import add_positions
 from llmcl.ops.attention import attention_prefill, rope_append
@@ -30,6 +27,7 @@ from llmcl.ops.mean_rows import mean_rows
 from llmcl.ops.qkv_adjust import qkv_adjust
 from llmcl.ops.rms_norm import rms_norm
 from llmcl.runtime.device import Buffer, Launch
+from llmcl.vision.attention import tower_attention
 from llmcl.vision.tensors import VisionTensors, padded
 from llmcl.vision.vision import Pixels
 
@@ -271,17 +269,7 @@ class SiglipTower:
         """Yields the launches for all patches of a tile: self._patches to self._normed."""
         device, settings, step = self.device, self.settings, self._step
         n, hidden, size, heads = settings.side**2, settings.hidden, self._head_dim, settings.n_heads
-        dtype = self._layers[0].qkv.dtype
-        shape = AttentionShape(
-            heads,
-            heads,
-            size,
-            capacity_for(n),
-            "float32" if dtype == "float32" else "float16",
-            score_scale=(hidden // heads) ** -0.5,
-            exact_queries=not is_rounded("float16", dtype),
-            bidirectional=True,
-        )
+        shape = tower_attention(n, heads, size, (hidden // heads) ** -0.5, self._layers[0].qkv.dtype)
         x, self._normed, attended = (
             device.alloc(4 * n * columns, name)
             for columns, name in ((hidden, "patch rows"), (hidden, "normed patches"), (heads * size, "attended"))
