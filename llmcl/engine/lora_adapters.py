@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 
 from llmcl.checkpoint import TensorInfo
@@ -12,7 +13,7 @@ from llmcl.models.model import Model
 from llmcl.models.sequence import SequenceState
 
 
-class LoraAdapters:
+class LoraAdapters(ABC):
     """The part of `LLM` that loads adapters. Answers choose them with the option `lora`."""
 
     model_name: str
@@ -22,8 +23,8 @@ class LoraAdapters:
     tensors: Mapping[str, TensorInfo] = {}  # the checkpoint's; `load` sets it
 
     @property
-    def model(self) -> Model:
-        raise NotImplementedError
+    @abstractmethod
+    def model(self) -> Model: ...
 
     def load_lora(self, lora: str, *, wait: bool = False) -> str:
         """Loads a LoRA adapter, [NAME=]PATH, in place of an older one with its name. Returns the name, for the option

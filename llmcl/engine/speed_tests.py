@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from llmcl.models.sequence import SequenceState
 from llmcl.runtime.device import Device
 
 
-class SpeedTests:
+class SpeedTests(ABC):
     """The measuring methods of `LLM`."""
 
     config: ModelConfig
@@ -28,8 +29,8 @@ class SpeedTests:
     sequence: SequenceState
 
     @property
-    def model(self) -> Model:
-        raise NotImplementedError
+    @abstractmethod
+    def model(self) -> Model: ...
 
     def clear(self) -> None:
         """Empties the context; call it within a turn."""
