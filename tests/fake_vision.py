@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
 
@@ -30,7 +31,8 @@ class FakeProcessor:
     def pixels(self, picture: Image.Image) -> Pixels:
         values = np.asarray(picture, dtype=np.float32)
         width, height = picture.size
-        return Pixels(values, [(height, width)], f"[{TOKEN * (width * height)}]", values.tobytes()[:8])
+        digest = sha256(values.tobytes() + bytes(picture.size)).digest()
+        return Pixels(values, [(height, width)], f"[{TOKEN * (width * height)}]", digest)
 
 
 class FakeTower:

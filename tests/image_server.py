@@ -15,7 +15,7 @@ from fake_server import IMAGE_TEMPLATE, FakeEngine, Running, byte_tokenizer, run
 from PIL import Image
 
 from llmcl.models.image_rows import ImageRows, PlacedImage
-from llmcl.serve.image_reader import ImageReader
+from llmcl.vision.image_reader import ImageReader
 from llmcl.vision.vision import Pixels, Vision
 
 

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from llmcl.engine.llm import LLM
     from llmcl.serve.cache_file import CacheFile as Kept
     from llmcl.serve.embeddings import LlmEmbedder
-    from llmcl.serve.image_reader import ImageReader
     from llmcl.serve.model_facts import ModelFacts
     from llmcl.serve.served import Served
+    from llmcl.vision.image_reader import ImageReader
 
 PANEL = "Server"
 MAX_PORT = 65535
@@ -460,10 +460,8 @@ def _image_reader(llm: LLM, progress: Progress, *, required: bool) -> ImageReade
 
     required: raises UsageError instead (--mmproj).
     """
-    from llmcl.serve.image_reader import ImageReader
-
     try:
-        reader = ImageReader(llm.images.vision(progress))
+        return llm.images.reader(progress)
     except UsageError:
         if required:
             raise
@@ -474,8 +472,6 @@ def _image_reader(llm: LLM, progress: Progress, *, required: bool) -> ImageReade
         if required:
             raise UsageError('images need the package Pillow: pip install "llmcl[images]"') from error
         return None
-    llm.devices[0].spares.add(reader)
-    return reader
 
 
 def model_facts(llm: LLM, model: str) -> ModelFacts:

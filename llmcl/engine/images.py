@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from threading import RLock
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from llmcl.checkpoint import Checkpoint, open_checkpoint, resolve
 from llmcl.checkpoint.mmproj import find_mmproj
 from llmcl.engine.message_parts import Picture
-from llmcl.errors import ContextLengthError, UnsupportedModelError, UsageError, counted, shown
-from llmcl.models.image_rows import ImageRows, PlacedImage
+from llmcl.errors import ContextLengthError, UsageError, counted, shown
+from llmcl.models.image_rows import PlacedImage
 from llmcl.progress import LOADING_TOWER, Progress
 from llmcl.runtime import driver_calls
 from llmcl.runtime.device import Device
 
 if TYPE_CHECKING:
     from llmcl.tokenizer import Tokenizer
-    from llmcl.vision.vision import Pixels, Vision
-
-MAX_KEPT_BYTES = 256 << 20  # for the latest images: a conversation sends its images again in each turn
-_STAND_IN = "<pad>"  # GGUF files of Gemma 3 have no image token; any token will do, because rows replace its embedding
+    from llmcl.vision.image_reader import ImageReader
+    from llmcl.vision.vision import Vision
 
 
 class PromptWithImages(list[int]):
@@ -47,28 +43,6 @@ def placed_images(images: Sequence[object]) -> list[PlacedImage]:
     return placed
 
 
-@dataclass(frozen=True)
-class _Image:
-    """A picture as the model reads it."""
-
-    key: bytes  # digest of the picture file
-    text: str
-    grids: Sequence[tuple[int, int]]
-    pixels: Pixels | None  # None once the rows are there
-    rows: Sequence[ImageRows] = ()
-
-    @property
-    def lengths(self) -> list[int]:
-        """Tokens for each ImageRows."""
-        return [rows * columns for rows, columns in self.grids]
-
-    @property
-    def n_bytes(self) -> int:
-        on_host = 0 if self.pixels is None else self.pixels.values.nbytes
-        buffers = {id(buffer): buffer for each in self.rows for buffer in (each.rows, *each.deepstack)}
-        return on_host + sum(buffer.nbytes for buffer in buffers.values())
-
-
 class Images:
     """Turns pictures in prompts into rows for a model. The first picture loads the processor and the tower.
 
@@ -79,19 +53,24 @@ class Images:
         self._name = model_name
         self._load = load  # returns None if the model has no tower
         self._remedy = remedy  # what to do without a tower
-        self._vision: Vision | None = None
-        self._kept: OrderedDict[bytes, _Image] = OrderedDict()  # oldest first
-        self._lock = RLock()
+        self._reader: ImageReader | None = None
+        self._lock = Lock()
+
+    def reader(self, progress: Progress | None = None) -> ImageReader:
+        """Returns what reads pictures, loaded at the first call. Raises UsageError for a model without a tower."""
+        with self._lock:
+            if self._reader is None:
+                driver_calls.check()
+                if (vision := self._load(progress)) is None:
+                    raise UsageError(f"{self._name} takes no images: {self._remedy}")
+                from llmcl.vision.image_reader import ImageReader
+
+                self._reader = ImageReader(vision)
+            return self._reader
 
     def vision(self, progress: Progress | None = None) -> Vision:
-        """Returns processor and tower, loaded at the first call. Raises UsageError for a model without a tower."""
-        with self._lock:
-            if self._vision is None:
-                driver_calls.check()
-                self._vision = self._load(progress)
-            if self._vision is None:
-                raise UsageError(f"{self._name} takes no images: {self._remedy}")
-            return self._vision
+        """Returns processor and tower. Errors: as in `reader`."""
+        return self.reader(progress).vision
 
     def check_texts(self, texts: Iterable[str]) -> None:
         """Raises UsageError for a user's text with a marker or an image token."""
@@ -112,70 +91,43 @@ class Images:
         most: room in tokens. Raises UsageError for a picture that cannot be read, or unless there is one marker per
         picture; ContextLengthError for too many tokens.
         """
-        vision = self.vision()
-        marker, token = vision.processor.marker, vision.processor.image_token
+        from llmcl.vision.vision import token_in_text
+
+        reader = self.reader()
+        marker, token = reader.vision.processor.marker, reader.vision.processor.image_token
         before, *after = text.split(marker)
         if len(after) != len(pictures):
             raise UsageError(
                 f"the prompt has {counted(len(pictures), 'image')} and {counted(len(after), 'place')} for images "
                 f"({shown(marker)}); expected a place for each image"
             )
-        images = [self._image(picture, i, len(pictures)) for i, picture in enumerate(pictures)]
+        many = len(pictures) > 1
+        images = [reader.pixels(each, f"image {i + 1}" if many else "the image") for i, each in enumerate(pictures)]
         text = before + "".join(image.text + part for image, part in zip(images, after, strict=True))
-        if (token_id := tokenizer.id_of(token)) is None:
-            text = text.replace(token, _STAND_IN)
-            if (token_id := tokenizer.id_of(_STAND_IN)) is None:
-                raise UnsupportedModelError(f"the tokenizer of {self._name} has no token {shown(token)} for images")
+        stand_in, token_id = token_in_text(reader.vision.processor, tokenizer)
+        text = text.replace(token, stand_in)
         ids = tokenizer.encode(text, adds_bos, most=most)
-        firsts = _places(ids, token_id, [n for image in images for n in image.lengths], token)
+        lengths = [rows * columns for image in images for rows, columns in image.grids]
+        firsts = _places(ids, token_id, lengths, token)
         if most is not None and len(ids) > most:
             size = counted(len(ids), "token")
             raise ContextLengthError.with_size(
                 size,
-                f"the prompt has {size}, {sum(n for image in images for n in image.lengths)} of them for "
+                f"the prompt has {size}, {sum(lengths)} of them for "
                 f"{counted(len(images), 'image')}, the context {most}; give fewer or smaller images, shorten the "
                 "prompt or raise the context (--ctx-size, max_context)",
             )
-        rows = [each for image in images for each in self._rows(image)]
+        rows = [each for image in images for each in reader.rows(image)]
         return PromptWithImages(ids, [PlacedImage(*each) for each in zip(firsts, rows, strict=True)])
 
     def give_back(self) -> None:
         """Releases the rows of earlier images. The device asks for it when memory is scarce."""
-        self._kept.clear()
+        if (reader := self._reader) is not None:
+            reader.give_back()
 
     def close(self) -> None:
         """Releases the tower and all rows."""
-        self._vision = None
-        self.give_back()
-
-    def _image(self, picture: Picture, i: int, n: int) -> _Image:
-        """Reads and prepares picture i of n, unless it was kept."""
-        from llmcl.vision.picture import picture_key, read_picture, whole_file
-
-        name = "the image" if n == 1 else f"image {i + 1}"
-        picture = whole_file(picture, name)
-        key = picture_key(picture)
-        if (image := self._kept.get(key)) is None:
-            pixels = self.vision().processor.pixels(read_picture(picture, name))
-            image = self._keep(_Image(key, pixels.text, pixels.grids, pixels))
-        return image
-
-    def _rows(self, image: _Image) -> Sequence[ImageRows]:
-        """Computes the rows of a picture, unless they were kept."""
-        with self._lock:
-            if image.pixels is not None:
-                driver_calls.check()
-                image = _Image(image.key, image.text, image.grids, None, self.vision().tower.rows(image.pixels))
-            return self._keep(image).rows
-
-    def _keep(self, image: _Image) -> _Image:
-        """Remembers the image as the latest, and forgets the oldest images above MAX_KEPT_BYTES."""
-        with self._lock:
-            self._kept.pop(image.key, None)
-            self._kept[image.key] = image
-            while sum(each.n_bytes for each in self._kept.values()) > MAX_KEPT_BYTES and len(self._kept) > 1:
-                self._kept.popitem(last=False)
-        return image
+        self._reader = None
 
 
 def images_for(

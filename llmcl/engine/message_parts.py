@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from llmcl.errors import UsageError, check_text, one_line, shown
+from llmcl.errors import LlmclError, UsageError, check_text, one_line, shown
 
 Picture = str | os.PathLike[str] | bytes | bytearray | memoryview | Any
 """A picture from a caller: a path, a file's bytes or a Pillow picture (a type that only callers with images import)."""
@@ -77,6 +77,17 @@ def without_images(prompt: str | Sequence[Any], images: Sequence[Any] | None) ->
             '{"type": "image"} for each'
         )
     return messages, sources
+
+
+def rendered_with_images(
+    messages: list[dict[str, Any]], marker: str, render: Callable[[list[dict[str, Any]]], str]
+) -> str:
+    """Renders messages with images. A template for texts alone refuses parts, or leaves images out: it gets markers."""
+    try:
+        text = render(messages)
+    except LlmclError:
+        text = ""
+    return text if marker in text else render(flat(messages, marker))
 
 
 def flat(messages: Sequence[Mapping[str, Any]], marker: str) -> list[dict[str, Any]]:

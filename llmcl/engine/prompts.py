@@ -16,10 +16,11 @@ from llmcl.engine.message_parts import (
     flat_content,
     holds_images,
     picture_list,
+    rendered_with_images,
     texts_in,
     without_images,
 )
-from llmcl.errors import LlmclError, UsageError, check_flags, check_text, shown
+from llmcl.errors import UsageError, check_flags, check_text, shown
 from llmcl.progress import Progress
 from llmcl.tokenizer import Tokenizer
 
@@ -149,15 +150,12 @@ class PromptReader:
             self.images.check_texts(texts_in(messages))
         if (isinstance(prompt, str) or are_parts(prompt)) and (raw or not self.tokenizer.has_chat_template):
             return *self._text(flat_content(messages[0]["content"], marker), raw, system_prompt), pictures
-        if pictures:
-            try:
-                text, adds_bos = self._text(messages, raw, system_prompt)
-            except LlmclError:
-                text = ""
-            if marker in text:
-                return text, adds_bos, pictures
-        # Templates for texts alone refuse parts, or leave images out.
-        return *self._text(flat(messages, marker), raw, system_prompt), pictures
+
+        def render(messages: list[dict[str, Any]]) -> str:
+            return self._text(messages, raw, system_prompt)[0]
+
+        text = rendered_with_images(messages, marker, render) if pictures else render(flat(messages, marker))
+        return text, False, pictures
 
     def encode_answers(
         self, prompt: Prompt, answers: Sequence[str | Sequence[int]], *, raw: bool, system_prompt: str | None

@@ -99,13 +99,6 @@ def for_template(message: dict[str, Any]) -> dict[str, Any]:
     return message | {"content": [{"type": "image"} if part["type"] == "image" else part for part in content]}
 
 
-def flat(message: dict[str, Any], marker: str) -> dict[str, Any]:
-    """Returns a message as text, with markers for its images."""
-    if not isinstance(content := message.get("content"), list):
-        return message
-    return message | {"content": "\n".join(part.get("text", marker) for part in content)}
-
-
 def results_as_text(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Moves images from tool results to the user message behind them: chat templates take images there."""
     if not any(message["role"] in _TOOL_ROLES and isinstance(message["content"], list) for message in messages):

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llmcl.errors import LlmclError, UnsupportedModelError, UsageError, shown
-from llmcl.serve.image_parts import flat
+from llmcl.errors import UsageError, shown
 
 if TYPE_CHECKING:  # imported late: the server listens before the engine is loaded
     from llmcl.models.image_rows import PlacedImage
-    from llmcl.serve.image_reader import ImageReader
     from llmcl.tokenizer import Tokenizer
+    from llmcl.vision.image_reader import ImageReader
     from llmcl.vision.vision import Pixels, Processor
-
-_STAND_IN = "<pad>"  # GGUF files of Gemma 3 have no image token; any will do, since rows replace its embedding
 
 
 class ImagePrompt(NamedTuple):
@@ -63,22 +60,12 @@ class ImageWriter:
             text = text.replace(json.dumps(plain)[1:-1], secret)
         return json.loads(text)
 
-    def rendered(self, messages: list[dict[str, Any]], render: Callable[[list[dict[str, Any]]], str]) -> str:
-        """Renders messages with images. Templates for texts alone refuse parts or lose images: they get markers."""
-        marker = self.processor.marker
-        try:
-            text = render(messages)
-        except LlmclError:
-            text = ""
-        return text if marker in text else render([flat(message, marker) for message in messages])
-
     def prompt(self, rendered: str, pixels: Sequence[Pixels], tokenizer: Tokenizer) -> ImagePrompt:
         """Returns the prompt for what the template has rendered."""
-        token, stand_in = self.processor.image_token, self.processor.image_token
-        if tokenizer.id_of(token) is None:
-            stand_in = _STAND_IN
-        if (image_id := tokenizer.id_of(stand_in)) is None:
-            raise UnsupportedModelError(f"the tokenizer has no token {shown(token)} for images; use another model")
+        from llmcl.vision.vision import token_in_text
+
+        token = self.processor.image_token
+        stand_in, image_id = token_in_text(self.processor, tokenizer)
         between = [self._restored(text) for text in rendered.split(self.processor.marker)]
         if (n_shown := len(between) - 1) != len(pixels):
             raise UsageError(

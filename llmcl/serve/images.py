@@ -19,7 +19,7 @@ from llmcl.serve.served import Served
 from llmcl.serve.service import Service
 
 if TYPE_CHECKING:  # imported late: needs Pillow
-    from llmcl.serve.image_reader import ImageReader
+    from llmcl.vision.image_reader import ImageReader
     from llmcl.vision.vision import Pixels
 
 _DATA = "data:"
@@ -65,7 +65,7 @@ async def _load(
             pixels = await loop.run_in_executor(_PREPARING, _pixels, part["url"], reader)
         except (FetchError, UsageError) as error:
             raise RequestError(400, f"{part['place']}: {error}", part["place"], "invalid_image") from None
-        n_tokens += pixels.text.count(reader.processor.image_token)
+        n_tokens += pixels.text.count(reader.vision.processor.image_token)
         if n_tokens > served.max_context:  # more images would only fill the memory
             size = f"at least {n_tokens} tokens"
             raise ContextLengthError.with_size(size, f"the images have {size}, the context {served.max_context} tokens")

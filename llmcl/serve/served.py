@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from llmcl.engine.message_parts import rendered_with_images
 from llmcl.errors import ContextLengthError, UsageError, shown
 from llmcl.serve.conversation import Ending, system_merged
 from llmcl.serve.errors import RequestError
@@ -26,9 +27,9 @@ if TYPE_CHECKING:  # imported late: the server listens before the engine is load
     from llmcl.grammar import Grammars
     from llmcl.models.image_rows import PlacedImage
     from llmcl.ops.logprobs import LogProb
-    from llmcl.serve.image_reader import ImageReader
     from llmcl.serve.lora_engine import LoraEngine
     from llmcl.tokenizer import Tokenizer
+    from llmcl.vision.image_reader import ImageReader
     from llmcl.vision.vision import Pixels
 
 
@@ -184,11 +185,12 @@ class Served:
         *,
         counted: bool,
     ) -> ImagePrompt:
-        writer = ImageWriter.of(reader.processor)
+        writer = ImageWriter.of(reader.vision.processor)
         hidden, hidden_tools = writer.hidden([for_template(message) for message in messages]), writer.hidden(tools)
 
         def render() -> str:
-            return writer.rendered(hidden, lambda said: self.render(said, hidden_tools, variables, ending))
+            marker = writer.processor.marker
+            return rendered_with_images(hidden, marker, lambda said: self.render(said, hidden_tools, variables, ending))
 
         text = await asyncio.get_running_loop().run_in_executor(_RENDERING, render)
         self.check_text(text, counted=counted)

@@ -1,18 +1,18 @@
-"""Prepares pictures for a model and computes their rows. Both are kept: a conversation brings its images again."""
+"""Prepares pictures for a model and computes rows. Both are kept: a conversation brings its images again."""
 
 from __future__ import annotations
 
-import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from threading import Lock
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
-if TYPE_CHECKING:  # imported late: needs Pillow
-    from llmcl.models.image_rows import ImageRows
-    from llmcl.vision.vision import Pixels, Processor, Vision
+from llmcl.models.image_rows import ImageRows
+from llmcl.runtime import driver_calls
+from llmcl.vision.picture import Source, picture_key, read_picture, whole_file
+from llmcl.vision.vision import Pixels, Vision
 
-MAX_KEPT_BYTES = 256 << 20  # of pixels in the host's memory, and of rows in the device's
+MAX_KEPT_BYTES = 256 << 20  # pixels in host memory; as much again for rows in device memory
 
 T = TypeVar("T")
 
@@ -43,40 +43,37 @@ class _Kept(Generic[T]):
 
 
 class ImageReader:
-    """Reads images for a model. Any thread may call it; the tower runs for one at a time."""
+    """Reads images for a model, from any thread. The tower runs for one image at a time."""
 
     def __init__(self, vision: Vision):
-        self._vision = vision
+        self.vision = vision
         self._pixels: _Kept[Pixels] = _Kept(lambda pixels: pixels.values.nbytes)
         self._rows: _Kept[Sequence[ImageRows]] = _Kept(_n_bytes)
         self._tower = Lock()
 
-    @property
-    def processor(self) -> Processor:
-        return self._vision.processor
-
-    def pixels(self, data: bytes) -> Pixels:
-        """Prepares a picture file. Raises UsageError for one that is damaged, too large or of another type."""
-        from llmcl.vision.picture import read_picture
-
-        key = hashlib.sha256(data).digest()
+    def pixels(self, source: Source, name: str = "the image") -> Pixels:
+        """Prepares a picture. name: for messages. Raises the errors of `read_picture`."""
+        picture = whole_file(source, name)
+        key = picture_key(picture)
         if (pixels := self._pixels.get(key)) is None:
-            pixels = self.processor.pixels(read_picture(data, "the image"))
+            pixels = self.vision.processor.pixels(read_picture(picture, name))
             self._pixels.add(key, pixels)
         return pixels
 
     def rows(self, pixels: Pixels) -> Sequence[ImageRows]:
-        """Returns what stands in place of the embeddings of an image's tokens."""
+        """Returns the rows that replace the embeddings of image tokens, computed or kept."""
         with self._tower:
             if (rows := self._rows.get(pixels.digest)) is None:
-                rows = self._vision.tower.rows(pixels)
+                driver_calls.check()
+                rows = self.vision.tower.rows(pixels)
                 self._rows.add(pixels.digest, rows)
             return rows
 
     def give_back(self) -> None:
-        """Releases rows that no request uses. The device asks for it when memory is scarce."""
+        """Releases rows that no prompt uses. The device calls this when memory is scarce."""
         self._rows.clear()
 
 
 def _n_bytes(rows: Sequence[ImageRows]) -> int:
-    return sum(buffer.nbytes for each in rows for buffer in (each.rows, *each.deepstack))
+    buffers = {id(buffer): buffer for each in rows for buffer in (each.rows, *each.deepstack)}
+    return sum(buffer.nbytes for buffer in buffers.values())

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 from PIL import Image
 
+from llmcl.errors import UnsupportedModelError, shown
 from llmcl.models.image_rows import ImageRows
+
+if TYPE_CHECKING:
+    from llmcl.tokenizer import Tokenizer
+
+_STAND_IN = "<pad>"  # Gemma 3's GGUF files have no image token; any token will do, because rows replace the embedding
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,3 +51,13 @@ class Vision:
 
     processor: Processor
     tower: Tower
+
+
+def token_in_text(processor: Processor, tokenizer: Tokenizer) -> tuple[str, int]:
+    """Returns the token in prompts for a row, and the token's id. Raises UnsupportedModelError if there is none."""
+    for token in (processor.image_token, _STAND_IN):
+        if (token_id := tokenizer.id_of(token)) is not None:
+            return token, token_id
+    raise UnsupportedModelError(
+        f"the tokenizer has no token {shown(processor.image_token)} for images; use another model"
+    )

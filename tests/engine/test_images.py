@@ -13,12 +13,12 @@ from fake_vision import MARKER, TOKEN, FakeTower, fake_vision, image_tokenizer
 from late_kernels import compile_when_used
 from PIL import Image
 
-from llmcl.engine import images as engine_images
 from llmcl.engine.images import Images, PromptWithImages
 from llmcl.engine.llm import LLM
 from llmcl.engine.prompts import PromptReader
 from llmcl.errors import ContextLengthError, UsageError
 from llmcl.models.image_rows import ImageRows, PlacedImage
+from llmcl.vision import image_reader
 
 compiled_when_used = pytest.fixture(compile_when_used, scope="module", autouse=True)
 
@@ -198,7 +198,7 @@ def test_rows_of_an_image_sent_again_are_kept(reader: PromptReader, monkeypatch:
     again = reader.encode("And now?", images=[png(3, 2)])
     assert isinstance(first, PromptWithImages) and isinstance(again, PromptWithImages)
     assert first.images[0].image is again.images[0].image
-    monkeypatch.setattr(engine_images, "MAX_KEPT_BYTES", 100)  # an image of 3 x 2 has 72 bytes
+    monkeypatch.setattr(image_reader, "MAX_KEPT_BYTES", 100)  # an image of 3 x 2 has 72 bytes
     reader.encode("What?", images=[png(3, 2, "blue")])
     reader.encode("What?", images=[png(3, 2)])
     assert len(tower(reader).seen) == 3

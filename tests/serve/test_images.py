@@ -17,7 +17,6 @@ from image_server import ImageEngine, data_url, encoded, image_server, picture
 
 import llmcl
 from llmcl.runtime.platforms import DeviceEntry
-from llmcl.serve.image_reader import ImageReader
 
 URL = data_url(picture())
 WIDE = data_url(picture(5, 1, "JPEG"), "image/jpeg")
@@ -294,7 +293,7 @@ def test_a_models_own_tower(default_entry: DeviceEntry, tmp_path: Path) -> None:
         with llm.engine(max_sequences=2) as engine, running(stand_in, loaded=False) as server:
             model = served(stand_in, max_context=engine.max_context)
             object.__setattr__(model, "engine", engine)
-            server.service.ready(replace(model, images=ImageReader(llm.images.vision())))
+            server.service.ready(replace(model, images=llm.images.reader()))
             for size, expected in ((40, alone[0]), (41, alone[1]), (40, alone[0])):
                 content = [image_url(data_url(picture(60, size))), text("What?")]
                 body = {"messages": [{"role": "user", "content": content}], **settings}

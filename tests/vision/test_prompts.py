@@ -26,7 +26,7 @@ def test_a_prompt_has_the_rows_of_its_pictures(model_type: str, default_device: 
     picture.save(tmp_path / "a.png")
     with llmcl.load(str(folder), device=default_device.entry.index, max_context=512) as llm:
         text = llm.encode("What?")
-        assert llm.images._vision is None  # no tower for texts
+        assert llm.images._reader is None  # no tower for texts
         prompt = llm.encode("What?", images=[tmp_path / "a.png"])
         assert isinstance(prompt, PromptWithImages)
         covered = [i for each in prompt.images for i in range(each.first, each.end)]
